@@ -108,6 +108,7 @@ class Memory:
         categories: What the memory was for.
         progress: What was not finished; None if that is unknown.
         avoidable: The changes that avoid some of it.
+        recomputed_bytes: What the recomputation of a checkpoint kept.
     """
 
     oom: OutOfMemory
@@ -116,6 +117,7 @@ class Memory:
     categories: Sequence[CategoryUsage]
     progress: Unfinished | None
     avoidable: Sequence[str]
+    recomputed_bytes: int
 
     @property
     def is_nearly_all(self) -> bool:
@@ -209,7 +211,14 @@ def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestio
             f"This line asks for {size(asked)} at once: look at its shapes, or compute it in parts."
         )
         found.append(Suggestion("", why))
-    texts = lowering(categories, memory.progress, total, missing, is_needed=is_needed and not found)
+    texts = lowering(
+        categories,
+        memory.progress,
+        total,
+        missing,
+        is_needed=is_needed and not found,
+        recomputed_bytes=memory.recomputed_bytes,
+    )
     return found + [Suggestion("", text) for text in texts]
 
 
@@ -218,6 +227,7 @@ def advise_at_peak(
     sample: UsageSample,
     held: Sequence[Holder],
     categories: Sequence[CategoryUsage],
+    recomputed_bytes: int,
     leaks: DeviceLeaks | None,
     of_streams: StreamMemory | None,
     host: HostGrowth | None,
@@ -231,7 +241,8 @@ def advise_at_peak(
         suggestions.append(Suggestion("", _OF_STREAMS[of_streams.kind]))
     elif is_much_unallocated(sample):
         suggestions += _of_search(data, path)
-    less = [Suggestion("", text) for text in lowering(categories)]
+    texts = lowering(categories, recomputed_bytes=recomputed_bytes)
+    less = [Suggestion("", text) for text in texts]
     return [*suggestions, *less, *_for_next_run(data, held)]
 
 

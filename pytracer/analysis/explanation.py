@@ -30,6 +30,7 @@ from pytracer.analysis.holders import (
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, answer
+from pytracer.analysis.lowering import recomputed_bytes
 from pytracer.analysis.oom_verdict_kinds import LEAK, Surroundings, Verdict
 from pytracer.analysis.oom_verdicts import verdicts
 from pytracer.analysis.ooms import (
@@ -208,6 +209,7 @@ def explain_device(
             reserved or sample,
             holders,
             categories,
+            recomputed_bytes(held),
             to_mend,
             of_streams,
             host,
@@ -223,6 +225,7 @@ def explain_device(
                 categories,
                 around.progress,
                 avoidable(held),
+                recomputed_bytes(held),
             ),
             trials,
             to_mend,

@@ -106,6 +106,11 @@ class HeldMemory:
         found: Column = self.column("requested_bytes")[is_owners]
         return found
 
+    def has_owner(self) -> Column:
+        """Return for each block whether the name of its owner is known: bool."""
+        found: Column = self._categories.owner != 0
+        return found
+
     def is_in(self, categories: Collection[str]) -> Column:
         """Return for each block whether it has one of the categories: bool."""
         return self._categories.are(lambda category, _: category in categories)

@@ -22,8 +22,12 @@ _OF_LAST = re.compile(rf", which (the traceback of )?last_\w+{_OF_PYTHON}$")
 """What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
 
 # An item is a number or a text in quotes, which may have brackets itself; or in the name of a
-# parameter the number of a module.
-_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]|(?<=[.#])\d+(?=\.|$)""")
+# parameter the number of a module or a group; or the number of items that a container has.
+_ITEM = re.compile(
+    r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]"""
+    r"""|(?<=[.#])\d+(?=\.|$)|(?<= group )\d+(?= parameter \d)|(?<=, )\d+(?= of at most \d)"""
+)
+_BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 
 
 def folded(holder: str) -> str:
@@ -49,6 +53,13 @@ def is_of_forward(holder: str) -> bool:
 def tells_where(holder: str | None) -> TypeGuard[str]:
     """Return whether the text of a holder tells where in the program to look."""
     return holder is not None and holder != NO_TENSOR and not holder.startswith(TEMPORARY)
+
+
+def bound_of(holder: str | None) -> tuple[int, int] | None:
+    """Return how many items the container has that keeps memory, and at most has; None: no bound
+    is known."""
+    found = None if holder is None else _BOUNDED.search(holder)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def is_variable(holder: str) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from pytracer.analysis.categories import CategoryUsage
-from pytracer.analysis.unfinished import Unfinished
+from pytracer.analysis.held_memory import HeldMemory
+from pytracer.analysis.unfinished import Unfinished, layers_of
 from pytracer.text import size
 
 _LEAST_PART = 0.05
@@ -27,6 +28,7 @@ def lowering(
     missing_bytes: int = 0,
     *,
     is_needed: bool = False,
+    recomputed_bytes: int = 0,
 ) -> list[str]:
     """Return what three usual remedies would save, as one sentence, or none.
 
@@ -36,6 +38,7 @@ def lowering(
         total_bytes: The memory that the allocator could have; 0: unknown.
         missing_bytes: How much more was needed at least: if all remedies save less, none is named.
         is_needed: Whether only less memory helps. Then there is always a sentence.
+        recomputed_bytes: What the recomputation of a checkpoint keeps.
     """
     sizes = {usage.category: usage.size_bytes for usage in categories}
     least = max(_LEAST_PART * sum(sizes.values()), 1)
@@ -46,6 +49,8 @@ def lowering(
         saved = progress.layers_bytes - progress.layers_bytes // progress.layers
         of_batch = max(of_batch, progress.layers_bytes)
         part = _fitting_part(sizes, progress, total_bytes)
+    are_checkpointed = _are_layers_checkpointed(categories, progress)
+    saved = 0 if are_checkpointed else max(saved - recomputed_bytes, 0)
     found = [
         (0 if part else of_batch // 2, "half the batch", ""),
         (saved, "checkpointing", "up to "),
@@ -64,11 +69,50 @@ def lowering(
     usual = {
         "a smaller or sharded model": sizes.get("parameter", 0) >= total / 2,
         "a smaller batch": max(of_batch, sizes.get("unknown", 0)) >= least,
-        "checkpointing": sizes.get("activation", 0) >= least,
+        "checkpointing": saved >= least,
         "a smaller optimizer": states >= least,
     }
     named = [name for name, is_much in usual.items() if is_much] or ["a smaller batch"]
     return [f"The program must hold less: {', '.join(named)}."]
+
+
+def recomputed_bytes(held: HeldMemory) -> int:
+    """Return the bytes of activations that the recomputation of a checkpoint has made.
+
+    In a program with checkpoints they are all, if no name of an activation is known: which of them
+    checkpoints keep is unknown then.
+    """
+    is_recomputed, is_activation = held.data.stack_places.is_recomputed, held.is_in({"activation"})
+    is_unknown = is_recomputed.any() and not (is_activation & held.has_owner()).any()
+    is_counted = is_activation & (is_recomputed[held.column("stack")] | is_unknown)
+    return int(held.column("size_bytes")[is_counted].sum())
+
+
+def _are_layers_checkpointed(
+    categories: Sequence[CategoryUsage], progress: Unfinished | None
+) -> bool:
+    """Return whether all layers of the model are checkpointed already.
+
+    Then the rest of the activations is that of the embedding and of the loss.
+    """
+    activations = [usage for usage in categories if usage.category == "activation"]
+    regions = [
+        owner
+        for usage in activations
+        for owner in usage.owners
+        if owner.name.startswith(_KEPT_BY_CHECKPOINTS)
+    ]
+    if progress is not None and progress.layers:
+        total = sum(usage.size_bytes for usage in activations)
+        return 2 * sum(owner.size_bytes for owner in regions) > total
+    names = {
+        owner.name: owner.size_bytes
+        for usage in categories
+        if usage.category == "parameter"
+        for owner in usage.owners
+    }
+    layers = layers_of(names)
+    return layers is not None and max((each.count for each in regions), default=0) >= layers[1]
 
 
 def _of_checkpoints(categories: Sequence[CategoryUsage]) -> int:

@@ -102,7 +102,7 @@ def _forward(
     What each layer requests once shows it: from one to the next, as much memory is kept, most of it
     for the backward pass. Else a second model is made, or layers are loaded.
     """
-    layers = _layers(parameters)
+    layers = layers_of(parameters)
     if layers is None:
         return None
     name, count = layers
@@ -150,7 +150,7 @@ def _are_layers(requests: list[Column], once: Column, count: int) -> bool:
     return True
 
 
-def _layers(parameters: dict[str, int]) -> tuple[str, int] | None:
+def layers_of(parameters: dict[str, int]) -> tuple[str, int] | None:
     """Return the name and the length of the list of layers that a model mainly has."""
     lists: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     for name, size_bytes in parameters.items():

@@ -2,12 +2,14 @@
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytracer
 from pytracer import _core
+from pytracer.owners.bounded import with_bounds
 from pytracer.owners.tensors import memory_of
 
 MAX_TENSORS = 10_000
@@ -54,7 +56,9 @@ class HoldersNow:
             tensors.append(root)
             wanted.append((id(root), is_list_wanted))
             del root
+        end = time.monotonic() + MAX_SECONDS * patience
         texts = _core.holders_of(tensors, hidden, MAX_SECONDS * patience)
+        texts = with_bounds(texts, hidden, max(end - time.monotonic(), 0.0))
         self.of_roots = {
             number: text
             for (number, is_list_wanted), text in zip(wanted, texts[first_root:], strict=True)

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import leak_cases
+import leak_programs
 import pytest
+from leakless_programs import INNOCENTS
 
 from pytracer.analysis import find_leaks
 from pytracer.analysis.leaks.results import DeviceLeaks
@@ -63,3 +65,17 @@ def test_a_ring_that_lost_the_beginning(
     assert device.verdict == ("leak" if case in leak_cases.LEAKS else "none")
     if case in leak_cases.LEAKS:
         assert device.growths[0].is_older
+
+
+PROGRAMS = ["concatenated_predictions", "parameter_groups", "deque_that_fills"]
+"""Those of tests/analysis/test_leak_programs.py that blocks of an accelerator differ for."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_leaks(name: str, backend: str, tmp_path: Path) -> None:
+    device = search(leak_programs.run(name, backend, tmp_path))
+    assert device.verdict == INNOCENTS.get(name, "leak"), device
+    if truth := leak_programs.TRUTHS.get(name):
+        assert truth.line in [frame.line for frame in device.growths[0].frames]
+        assert device.bytes_per_step == pytest.approx(truth.rate, rel=0.02)
+        assert truth.holder in str(device.growths[0].kept_by)

@@ -63,7 +63,7 @@ CASES = {
         (EXHAUSTED,), "losses[…] of accumulation_by_summing()", "Look at losses[…]"
     ),
     "varying_lengths": Case(
-        (FRAGMENTED,), "window (inside a deque)", "expandable_segments:True", helped=EXPANDS
+        (FRAGMENTED,), "window (inside a deque", "expandable_segments:True", helped=EXPANDS
     ),
     "summaries_of_long_articles": Case((LARGER_INPUT,), "", "Limit the size of one step's input"),
     "deep_forward": Case(
@@ -77,7 +77,7 @@ CASES = {
     "retry_with_half_a_batch": Case(
         (EXCEPTION,), "which the traceback of the handled exception keeps", "outside of `except`"
     ),
-    "replay_in_a_deque": Case((LEAK,), "memory (inside a deque)[…]", "Look at memory"),
+    "replay_in_a_deque": Case((LEAK,), "memory (inside a deque, ", "keep fewer items"),
     "checkpoint_on_the_device": Case((EXHAUSTED,), "state['model'][…]", "Load the checkpoint to"),
     "foreach_update": Case((EXHAUSTED,), "", "with fused=True or foreach=False"),
     "gradients_are_kept_as_zeros": Case((EXHAUSTED,), "", "464.4 MiB of gradients of the step"),

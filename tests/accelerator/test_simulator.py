@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import simulated
+import torch
 from amount import amount
 from processes import environment, run_python
+from public_reports import DEVICE_BYTES, REPORTS, STREAMS, Report
 
 from pytracer.analysis.allocator_rules import UNIT_BYTES, UNLIMITED
 from pytracer.analysis.requests import (
@@ -201,3 +203,33 @@ def test_each_request(
     counts["retries"] += answer["retries"]
     counts["out_of_memories"] += len(answer["oom_requests"])
     counts["delayed_frees"] += int(np.count_nonzero(requests["kind"] == LEAVE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.name or report.what)
+def test_public_reports(tmp_path: Path, backend: str, report: Report) -> None:
+    if not are_allowed(report.settings, backend):
+        pytest.skip("torch_npu refuses these settings together")
+    # GIVEN the requests of a public report
+    columns = report.program().columns()
+    limits = {"limit_bytes": NO_LIMIT, "device_bytes": DEVICE_BYTES, "total_bytes": DEVICE_BYTES}
+    limited = {"capacity_bytes": DEVICE_BYTES, "has_limit": False, "limit_bytes": 0}
+    np.savez(tmp_path / "requests.npz", **limited, **columns)
+    # WHEN torch's own allocator and the simulator serve them
+    program = Path(__file__).parents[1] / "devices" / "real_allocator.py"
+    env = environment(**{VARIABLE[backend]: report.settings})
+    done = run_python(program, tmp_path, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    rules = asdict(rules_of(report.settings, backend, allocator_version(backend)))
+    answer = simulate(columns, rules, limits)
+    # THEN after each request, the same is reserved, and the same requests find no memory
+    with np.load(tmp_path / "answer.npz") as real:
+        assert answer["reserved_bytes"].tolist() == real["reserved_bytes"].tolist()
+        assert answer["oom_requests"].tolist() == real["ooms"].tolist()
+
+
+def test_torch_has_so_many_streams(backend: str) -> None:
+    if backend != "cuda":
+        pytest.skip("a fact of CUDA's streams")
+    made = {torch.cuda.Stream().cuda_stream for _ in range(3 * STREAMS)}
+    assert len(made) == STREAMS

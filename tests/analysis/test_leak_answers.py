@@ -258,3 +258,43 @@ def test_the_step_in_which_memory_ran_out() -> None:
     (device,) = find_leaks(program.snapshot()).devices
     assert (device.verdict, device.oom_step) == ("leak", None)
     assert device.exhausted_step is not None
+
+
+@pytest.mark.parametrize(("free_mib", "verdict"), [(None, "none"), (100, "none"), (5, "leak")])
+def test_a_container_with_a_bound(free_mib: int | None, verdict: str) -> None:
+    # GIVEN a container that has 60 of at most 300 items of 64 KiB: 15 MiB more when it is full
+    holder = "memory (inside a deque, 60 of at most 300)[{}] of main()"
+
+    def step(program: Program, number: int) -> None:
+        program.hold(program.alloc(SIZE, LINE), holder.format(number))
+
+    program = recorded(step)
+    if free_mib is not None:
+        total = {"total_bytes": 1 << 30, "free_bytes": free_mib * MIB}
+        reserved = sum(segment["total_size"] for segment in program.content()["segments"])
+        program.metadata["devices"][0] |= total | {"reserved_bytes": reserved}
+    (device,) = find_leaks(program.snapshot()).devices
+    # THEN it leaks only if the full container does not fit
+    assert device.verdict == verdict
+    name = "kept by memory (inside a deque, 60 of at most 300)[…] of main()"
+    assert name in answer(device)
+    # AND the answer says how much it will take, and else what to do
+    if verdict == "none":
+        assert f"what kept growing is bounded: it ends at about 18.75 MiB, {name}." in answer(
+            device
+        )
+        assert device.releases[0].most_bytes == 60 * SIZE
+    else:
+        text = "let memory (inside a deque, 60 of at most 300)[…] of main() keep fewer items"
+        assert remedy(leaks_of(device)).startswith(text)
+
+
+def test_two_lines_of_one_function() -> None:
+    def step(program: Program, number: int) -> None:
+        for line in (10, 12):
+            program.alloc(SIZE * line, LINE, ("/home/me/train.py", "main", line))
+
+    assert answer(observed(step)).startswith(
+        "Leak: 1.375 MiB a step since step 1, from me/train.py:41 train_step, called from "
+        "me/train.py:12 main and 1 other line."
+    )

@@ -210,3 +210,70 @@ def test_the_set_up_is_not_part_of_a_leak() -> None:
 
     (growth,) = observed(step).growths
     assert (growth.verdict, growth.first_step, growth.held_bytes) == ("leak", 1, 60 * SIZE)
+
+
+@pytest.mark.parametrize("first", [12, 15, 20])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_memory_that_was_all_released_once(first: int, is_replaced: bool) -> None:
+    # GIVEN memory that is released after some steps, and then grows for longer
+    kept: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        count = number if number <= first else number - first
+        if number == first + 1 or is_replaced:
+            for address in kept:
+                program.free(address)
+            kept.clear()
+        kept.append(program.alloc(4096 * (count if is_replaced else 1), LINE))
+
+    # THEN the next time may be as much longer, unless it is four times as long
+    device = observed(step)
+    assert device.verdict == ("leak" if 60 - first >= 4 * first else "unknown")
+    if device.verdict == "unknown":
+        assert " once, " in device.reason
+
+
+def test_a_file_of_less_than_two_lives() -> None:
+    # GIVEN a list that is cleared after 40 of 60 steps
+    kept: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        if number == 40:
+            while kept:
+                program.free(kept.pop())
+        kept.append(program.alloc(SIZE, LINE))
+
+    device = observed(step)
+    assert (device.verdict, device.reason.partition(":")[0]) == (
+        "unknown",
+        "some of its blocks were released after 39 steps",
+    )
+    # AND a file of 90 steps tells
+    kept.clear()
+    assert observed(step, steps=90).verdict != "leak"
+
+
+def test_a_block_that_is_replaced_after_the_last_step() -> None:
+    # GIVEN a block that each step replaces by a larger one, and that is replaced after the last one
+    held: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        held.append(program.alloc(4096 * number, LINE))
+        if len(held) > 1:
+            program.free(held.pop(0))
+
+    def end(program: Program, size: int = 61) -> None:
+        step(program, size)
+        program.own(held[-1], "parameter", "module", "tokens.weight")
+
+    def model(program: Program) -> None:
+        program.alloc(1 << 20, MODEL)
+
+    device = observed(step, begin=model, end=end)
+    # THEN it was not released, and what keeps the last one is named
+    assert (device.verdict, device.bytes_per_step) == ("leak", 4096)
+    assert device.growths[0].kept_by == "the model's tokens.weight"
+    # AND it was, if the last one is smaller
+    held.clear()
+    device = observed(step, begin=model, end=partial(end, size=1))
+    assert device.reason.startswith("it was released after the last step")

@@ -6,7 +6,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis.categories import CategoryUsage, Owner, categories_of
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.held_memory import held_memory
-from pytracer.analysis.lowering import lowering
+from pytracer.analysis.lowering import lowering, recomputed_bytes
 from pytracer.analysis.ooms import out_of_memories
 from pytracer.analysis.unfinished import Unfinished, unfinished
 
@@ -254,3 +254,72 @@ def test_a_twentieth_is_named(activation: int, is_named: bool) -> None:
         usage(unknown=1000 * MIB - activation, activation=activation), is_needed=True
     )
     assert ("checkpointing saves" in text) == is_named
+
+
+def checkpointed(regions: int, rest: int, kept: str) -> list[CategoryUsage]:
+    """Return a model of 8 layers, of which some regions are checkpointed; and other activations."""
+    parameters = [Owner(f"layers.{number}.weight", MIB, MIB, 1) for number in range(8)]
+    activations = [Owner("GeluBackward0.self", rest, rest, 3)]
+    activations += [Owner(kept, regions * MIB, regions * MIB, regions)] * (regions > 0)
+    return [
+        CategoryUsage("parameter", 8 * MIB, 8 * MIB, 8, 0, parameters),
+        CategoryUsage("activation", rest + regions * MIB, rest, regions + 3, 0, activations),
+    ]
+
+
+@pytest.mark.parametrize("kept", ["checkpoint.argument", "CheckpointFunctionBackward.tensors"])
+@pytest.mark.parametrize(
+    ("regions", "recomputed", "saved"),
+    [
+        (0, 0, "4 MiB"),
+        (2, 0, "4 MiB"),  # two of eight layers
+        (8, 0, ""),  # all of them
+        (3, 4 * MIB, ""),  # the fourth layer is recomputed
+        (3, 3 * MIB, "1 MiB"),
+    ],
+)
+def test_what_is_checkpointed_already(kept: str, regions: int, recomputed: int, saved: str) -> None:
+    usages = checkpointed(regions, 4 * MIB, kept)
+    (text,) = lowering(usages, is_needed=True, recomputed_bytes=recomputed)
+    assert (f"checkpointing up to {saved}" if saved else "") in text
+    assert ("checkpointing" in text) == bool(saved)
+
+
+def test_a_forward_pass_of_checkpoints() -> None:
+    # GIVEN a forward pass in which each layer keeps the argument of its checkpoint
+    for regions, is_advised in ((5, False), (0, True)):
+        usages = checkpointed(regions, 4 * MIB, "checkpoint.argument")
+        (text,) = lowering(usages, LAYERS, is_needed=True)
+        assert ("checkpointing" in text) == is_advised
+
+
+def test_what_a_recomputation_keeps() -> None:
+    # GIVEN an activation of a forward pass, and one of its recomputation by a checkpoint
+    engine = ("/site-packages/torch/autograd/graph.py", "_engine_run_backward", 824)
+    checkpoint = ("/site-packages/torch/utils/checkpoint.py", "unpack_hook", 1100)
+    program = Program()
+    for kib, stack in ((1, [NORM]), (2, [NORM, checkpoint, engine]), (4, [NORM, engine])):
+        program.own(program.alloc(kib * KIB, *stack), "activation", "saved_by_node", "x")
+    program.alloc(8 * KIB, NORM, checkpoint, engine)
+    data = device_data(program.snapshot(), 0)
+    assert recomputed_bytes(held_memory(data, None)) == 2 * KIB
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_activations_without_names(is_recomputed: bool) -> None:
+    # GIVEN activations of which no name says whether a checkpoint keeps them, as at a peak
+    engine = ("/site-packages/torch/autograd/graph.py", "_engine_run_backward", 824)
+    checkpoint = ("/site-packages/torch/utils/checkpoint.py", "unpack_hook", 1100)
+    program = Program()
+    again = [checkpoint] if is_recomputed else []
+    for kib, stack in ((4, [NORM]), (2, [NORM, *again, engine])):
+        program.own(program.alloc(kib * KIB, *stack), "activation", "saved_by_node", "")
+    held = held_memory(device_data(program.snapshot(), 0), None)
+    # THEN those of a program that recomputes may all be kept by checkpoints
+    assert recomputed_bytes(held) == (6 * KIB if is_recomputed else 0)
+
+
+def test_what_checkpoints_keep_is_no_reason_for_more() -> None:
+    # GIVEN almost nothing but what checkpoints keep
+    (text,) = lowering(checkpointed(3, 0, "checkpoint.argument"), missing_bytes=GIB, is_needed=True)
+    assert text == "The program must hold less: a smaller or sharded model, a smaller batch."

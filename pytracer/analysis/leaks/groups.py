@@ -1,7 +1,7 @@
 """The search for groups of blocks that grow, in the blocks of one device."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Literal
 
@@ -19,9 +19,10 @@ from pytracer.analysis.leaks.growth import (
     steadiness,
     theil_sen,
 )
+from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order
-from pytracer.analysis.program_files import ProgramFiles
 from pytracer.reading.snapshot import Column, Frame
+from pytracer.text import size
 
 _LEAST_OLDER = 8
 """The least number of older and newer growths together that prove a leak of rare growths."""
@@ -29,50 +30,11 @@ _LEAST_OLDER = 8
 _MOST_DIVISIONS = 32
 """How often a group is divided by callers at most, because recursion has any number of them."""
 
+_LEAST_CYCLES = 4
+"""How many times longer than before memory has grown since it was all released, if it leaks."""
+
 _LEAST_PART = 4
 """Memory must have grown for the quarter of a run: that of a buffer is released sooner or later."""
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """What was observed on one device.
-
-    Attributes:
-        lives: The blocks that outlived a slot.
-        site: int64, for each stack a number that identifies its call site.
-        frames: Returns the frames of a stack, from the call site outwards; () for an empty stack.
-        files: The program's source files.
-        is_owned: bool, whether a model or an optimizer has the block at the end. Gradients and
-            states of an optimizer that are made late are no leak: the parameters bound them.
-        is_of_model: bool, whether the block is a parameter or a buffer at the end.
-        is_workspace: bool, whether cuBLAS has the block, which the end of a program does not free.
-        slots: The number of slots.
-        position: float64, the position of each slot: its step, or its time in seconds.
-        has_steps: Whether the slots are steps.
-        begins_late: Whether the steps before the first slot are missing.
-        doubt: Why no growth can certainly be a leak; "" if one can.
-        volume_bytes: int64, the requested bytes of all allocations in each slot; None if unknown.
-        older_death, older_bytes: int64, the slot of the release and the size of each block that is
-            older than the first slot, whose stack is unknown.
-        strings: The texts by the numbers of `Lives.phase` and `Lives.holder`.
-    """
-
-    lives: Lives
-    site: Column
-    frames: Callable[[int], tuple[Frame, ...]]
-    files: ProgramFiles
-    is_owned: Column
-    is_of_model: Column
-    is_workspace: Column
-    slots: int
-    position: Column
-    has_steps: bool
-    begins_late: bool
-    doubt: str
-    volume_bytes: Column | None = None
-    older_death: Column = field(default_factory=lambda: np.zeros(0, np.int64))
-    older_bytes: Column = field(default_factory=lambda: np.zeros(0, np.int64))
-    strings: Sequence[str] = ("",)
 
 
 def search(seen: Observation) -> tuple[list[Growth], list[Release]]:
@@ -85,8 +47,38 @@ def search(seen: Observation) -> tuple[list[Growth], list[Release]]:
     of_model.examine_all(
         seen.is_of_model | (is_released & np.isin(site, np.unique(site[seen.is_of_model])))
     )
+    growths = [*others.growths, *_with_states(seen, of_model.growths_of_model())]
     releases = sorted(others.releases, key=lambda release: -release.most_bytes)
-    return in_order([*others.growths, *of_model.growths_of_model()]), releases[:5]
+    return in_order(growths), releases[:5]
+
+
+def _with_states(seen: Observation, of_model: Iterable[Growth]) -> list[Growth]:
+    """Add to the growths of a model what its new parameters bring: gradients and states."""
+    growths = list(of_model)
+    if not growths:
+        return []
+    # All states of a parameter have its name: "exp_avg of weight".
+    of_parameters = [text.partition(" of ")[2] for text in seen.strings]
+    of_states = _Search(replace(seen, strings=of_parameters))
+    of_states.examine_all(seen.is_owned & ~seen.is_of_model)
+    for states in of_states.growths:
+        is_same = [growth.kept_by == _of_model(str(states.kept_by)) for growth in growths]
+        if states.verdict == "leak" and any(is_same):
+            at = is_same.index(True)
+            growths[at] = _joined(growths[at], states)
+    return growths
+
+
+def _joined(growth: Growth, more: Growth) -> Growth:
+    """Return a growth with the bytes of another one, too."""
+    return replace(
+        growth,
+        bytes_per_step=growth.bytes_per_step + more.bytes_per_step,
+        least_bytes_per_step=growth.least_bytes_per_step + more.least_bytes_per_step,
+        most_bytes_per_step=growth.most_bytes_per_step + more.most_bytes_per_step,
+        held_bytes=growth.held_bytes + more.held_bytes,
+        blocks=growth.blocks + more.blocks,
+    )
 
 
 class _Search:
@@ -128,8 +120,8 @@ class _Search:
                 if growth.kept_by is not None and " of " in growth.kept_by:  # what keeps models
                     yield growth
                     continue
-                names = "" if growth.kept_by is None else f"'s {growth.kept_by}"
-                yield replace(growth, kept_by=OF_MODEL + names)
+                names = growth.kept_by
+                yield replace(growth, kept_by=OF_MODEL if names is None else _of_model(names))
 
     def examine(self, group: Lives, divisions: int = 0) -> bool:
         """Add what is found in a group; return whether a leak was.
@@ -194,8 +186,12 @@ class _Search:
         overdue = alive.of(alive.birth < end)
         growths = np.unique(overdue.birth)
         if len(growths) < 2:
-            if len(np.unique(alive.birth)) < 3:
+            births = np.unique(alive.birth)
+            if len(births) < 3:
                 return None
+            if self.seen.has_steps and slots < 2 * longest:
+                level = np.cumsum(np.bincount(alive.birth, alive.size_bytes, slots))[births]
+                return self._growth("kept", _too_short(longest), births, level, alive, alive, False)
             reason = f"its blocks are released after at most {longest} steps"
             return self._release(group, reason)
         steady = steadiness(growths, end, slots)
@@ -208,7 +204,7 @@ class _Search:
             steady = Steadiness("")
         if steady.reason and not steady.is_open:
             return self._release(group, steady.reason) if len(growths) > 2 else None
-        reason = self.seen.doubt or steady.reason
+        reason = self.seen.doubt or steady.reason or self._may_be_cleared(group, longest)
         reason = reason or self._older_released(overdue, longest, len(overdue))
         reason = reason or self._freed_at_end(overdue)
         level = np.cumsum(np.bincount(overdue.birth, overdue.size_bytes, slots))[growths]
@@ -217,22 +213,29 @@ class _Search:
 
     def _replaced(self, group: Lives) -> Growth | None:
         """Return whether blocks of the group are replaced by larger ones."""
-        slots, level = self.seen.slots, levels(group, self.seen.slots)
+        # Sizes of blocks go up and down: a block of the cache may be larger than what is requested.
+        slots, level = self.seen.slots, levels(group, self.seen.slots, requested=True)
         floor = np.minimum.accumulate(level[::-1])[::-1]  # memory never fell below it again
         fall = np.maximum.accumulate(level) - level
         growths = np.flatnonzero(np.diff(floor) > 0) + 1
         if len(growths) < 3:
             return None
-        grown = int(floor[-1] - floor[growths[0] - 1])
-        if steadiness(growths, slots, slots).reason or grown <= 2 * int(fall.max(initial=0)):
+        grown, most_fall = int(floor[-1] - floor[growths[0] - 1]), int(fall.max(initial=0))
+        if steadiness(growths, slots, slots).reason or grown <= 2 * most_fall:
             return None
         if largest_deviation(level[growths[0] :]) > grown * max(0.15, 1.5 / len(growths)):
             return None
         born = group.of(group.birth >= 0)
         reason = self.seen.doubt or self._volume_grows(born)
+        if grown < _LEAST_CYCLES * most_fall:
+            reason = reason or (
+                f"it fell by {size(most_fall)} once, and has grown by only {size(grown)} since then"
+            )
         reason = reason or self._older_released(born, 0, len(growths))
         alive = group.of(group.death == slots)
-        reason = reason or self._freed_at_end(alive)
+        followed_by = self._successors(alive)
+        if not len(followed_by):
+            reason = reason or self._freed_at_end(alive)
         # Blocks of several steps were added rather than replaced.
         kind: Literal["kept", "replaced"] = (
             "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
@@ -243,7 +246,27 @@ class _Search:
         if kind == "kept" and len(births) > 2:  # what else has blocks of the line may be bounded
             growths, alive, born = births, part, part
             level = np.cumsum(np.bincount(part.birth, part.size_bytes, slots))[growths]
-        return self._growth(kind, reason, growths, level, alive, born, False)
+        growth = self._growth(kind, reason, growths, level, alive, born, False)
+        if self.seen.later is None or not len(followed_by):
+            return growth
+        heirs = self.seen.later.of(followed_by)
+        keeper = main_holder(self.seen.strings, heirs.holder, heirs.size_bytes)
+        if keeper is not None and self.seen.later_is_of_model[followed_by].all():
+            keeper = _of_model(keeper)
+        return replace(growth, kept_by=keeper)
+
+    def _successors(self, alive: Lives) -> Column:
+        """Return which of the later blocks the same lines made, none of them smaller: int64.
+
+        Then blocks that were released after the last slot were replaced once more.
+        """
+        later, site = self.seen.later, self.seen.site
+        if later is None:
+            return np.zeros(0, np.int64)
+        is_same = np.isin(site[later.stack], site[alive.stack])
+        return np.flatnonzero(
+            is_same & (later.requested_bytes >= alive.requested_bytes.max(initial=0))
+        )
 
     def _of_main_holder(self, lives: Lives) -> Lives:
         """Return the blocks of the holder that has at least half of the bytes; none without one."""
@@ -317,6 +340,26 @@ class _Search:
             "does not say which line allocated them"
         )
 
+    def _may_be_cleared(self, group: Lives, longest: int) -> str:
+        """Return a doubt if all blocks were released once, and have grown little longer since.
+
+        Nobody knows how long the next epoch or text is.
+        """
+        born = group.of(group.birth >= 0)
+        order = np.argsort(born.birth, kind="stable")
+        birth, last = born.birth[order], np.maximum.accumulate(born.death[order])
+        # Before these blocks were born, all older ones had been released.
+        is_first = last[:-1] <= birth[1:]
+        if not is_first.any():
+            return ""
+        since = self.seen.slots - int(birth[1:][is_first][-1])
+        if since >= _LEAST_CYCLES * longest:
+            return ""
+        return (
+            f"all of it was released once, after {longest} steps, and since then it has grown for "
+            f"only {since}"
+        )
+
     def _freed_at_end(self, suspects: Lives) -> str:
         """Return a doubt if the blocks were released after the last step, but the others not."""
         total = int(suspects.size_bytes.sum())
@@ -347,6 +390,17 @@ def _common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
     """Return the frames with which all paths begin."""
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return tuple(level[0] for level in levels)
+
+
+def _of_model(names: str) -> str:
+    return f"{OF_MODEL}'s {names}"
+
+
+def _too_short(longest: int) -> str:
+    return (
+        f"some of its blocks were released after {longest} steps: {2 * longest} steps or more in "
+        "the file would tell whether all are"
+    )
 
 
 def _without_set_up(alive: Lives) -> Lives:

@@ -33,6 +33,7 @@ class Lives:
         birth: int64, the slot of the allocation; -1: before the first slot.
         death: int64, the slot of the release; the number of slots: alive at the end of the last.
         size_bytes: int64.
+        requested_bytes: int64; the allocator may give up to 1 MiB more to a block.
         stack: int64, a number that identifies the stack.
         phase: int64, a number that identifies the phase.
         is_freed_later: bool, whether the block was released after the end of the last slot.
@@ -43,6 +44,7 @@ class Lives:
     birth: Column
     death: Column
     size_bytes: Column
+    requested_bytes: Column
     stack: Column
     phase: Column
     is_freed_later: Column
@@ -131,10 +133,11 @@ def steadiness(growths: Column, end: int, slots: int) -> Steadiness:
     return Steadiness("")
 
 
-def levels(lives: Lives, slots: int) -> Column:
-    """Return the bytes of the blocks alive at the end of each slot: int64."""
+def levels(lives: Lives, slots: int, *, requested: bool = False) -> Column:
+    """Return the bytes, or the requested ones, of the blocks alive at each slot's end: int64."""
     begin, end = np.maximum(lives.birth, 0), np.clip(lives.death, 0, slots)
-    return totals(begin, end, lives.size_bytes, slots)
+    count_bytes = lives.requested_bytes if requested else lives.size_bytes
+    return totals(begin, end, count_bytes, slots)
 
 
 def largest_deviation(level: Column) -> float:

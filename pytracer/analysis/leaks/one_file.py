@@ -16,8 +16,10 @@ from pytracer.analysis.block_categories import (
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import file_holders
-from pytracer.analysis.leaks.groups import Observation, search
+from pytracer.analysis.leaks.bounded import without_bounded
+from pytracer.analysis.leaks.groups import search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
+from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.analysis.program_files import program_files
@@ -115,11 +117,18 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
     growths, releases = search(seen)
     allocated = history.usage.allocated_bytes
     at_ends = allocated[slots.edges[1:]]
-    verdict, reason = judged(growths, releases, seen, at_ends)
     has_steps = slots.unit == "step"
-    limit, available = limit_bytes_of(snapshot, device, history), None
-    if has_steps and limit is not None:
-        available = limit - _peak_of_last_step(allocated, slots, bytes_per_step(growths))
+    limit = limit_bytes_of(snapshot, device, history) if has_steps else None
+
+    def available_for(growths: list[Growth]) -> int | None:
+        """Return the bytes that are left next to the peak of a step with these leaks."""
+        per_step = bytes_per_step(growths)
+        return None if limit is None else limit - _peak_of_last_step(allocated, slots, per_step)
+
+    growths, bounded = without_bounded(growths, available_for(growths))
+    verdict, reason = judged(growths, [*bounded, *releases], seen, at_ends)
+    if verdict == "none" and bounded:
+        reason = f"what kept growing is bounded: {bounded[0].reason}"
     return replace(
         unknown(snapshot, device, reason),
         verdict=verdict,
@@ -129,8 +138,8 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         observed=slots.slots,
         begin_bytes=int(at_ends[0]),
         end_bytes=int(at_ends[-1]),
-        releases=releases,
-        available_bytes=available,
+        releases=[*bounded, *releases],
+        available_bytes=available_for(growths),
         oom_step=_oom_step(data, slots),
     ).with_growths(growths)
 
@@ -226,22 +235,26 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
     is_carried = is_born & (death > birth)
     # A block older than the first slot that was released has no stack: its allocation is missing.
     is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
-    found = np.flatnonzero(is_carried & ~is_lost)
+    is_left = blocks.free_requested_event >= len(data.trace)
+    found = np.flatnonzero((is_carried & ~is_lost) | (~is_born & is_left))
     row = rows_at_end(data.snapshot, data.device, blocks)[found]
     is_of_model = are_of_category(data.snapshot, row, OF_MODEL.__contains__)
     holder = file_holders(data.snapshot, row)
+    is_owned = ~are_of_category(data.snapshot, row, OF_NO_MODEL.__contains__) & (row >= 0)
     owner = np.zeros(len(row), np.int64)
-    owner[is_of_model] = data.snapshot.blocks.owner[row[is_of_model]]
-    lives = Lives(
+    owner[is_owned] = data.snapshot.blocks.owner[row[is_owned]]
+    both = Lives(
         birth=birth[found],
         death=death[found],
         size_bytes=blocks.size_bytes[found].astype(np.int64),
+        requested_bytes=blocks.requested_bytes[found].astype(np.int64),
         stack=blocks.stack[found].astype(np.int64),
         phase=blocks.user_metadata[found].astype(np.int64),
-        is_freed_later=(death[found] == count)
-        & (blocks.free_requested_event[found] < len(data.trace)),
-        holder=np.where(is_of_model & (holder == 0), owner, holder),
+        is_freed_later=(death[found] == count) & ~is_left[found],
+        holder=np.where(holder == 0, owner, holder),
     )
+    is_seen = both.birth < count
+    lives, row = both.of(is_seen), row[is_seen]
     has_steps = slots.unit == "step"
     sites = call_sites(data.snapshot.stacks)
     return Observation(
@@ -249,8 +262,8 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         site=sites,
         frames=stack_frames(data.snapshot, sites),
         files=program_files(data.snapshot.stacks),
-        is_owned=~are_of_category(data.snapshot, row, OF_NO_MODEL.__contains__) & (row >= 0),
-        is_of_model=is_of_model,
+        is_owned=is_owned[is_seen],
+        is_of_model=is_of_model[is_seen],
         is_workspace=are_of_category(data.snapshot, row, "workspace".__eq__),
         slots=count,
         position=slots.position,
@@ -258,6 +271,8 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         begins_late=slots.begins_late,
         doubt="" if has_steps else NO_STEPS,
         volume_bytes=volume,
+        later=both.of(~is_seen),
+        later_is_of_model=is_of_model[~is_seen],
         older_death=death[is_lost],
         older_bytes=blocks.size_bytes[is_lost],
         strings=data.snapshot.strings,

@@ -9,6 +9,7 @@ import numpy as np
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text, is_users
 from pytracer.analysis.holder_names import (
+    bound_of,
     is_garbage,
     kept_by_text,
     look_at,
@@ -166,6 +167,13 @@ def bytes_per_step(growths: Iterable[Growth]) -> float:
     return sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
 
 
+def bytes_when_full(growth: Growth) -> int:
+    """Return what a growth will hold when the container that keeps it is full; without a bound,
+    what it holds now."""
+    items, most = bound_of(growth.kept_by) or (1, 1)
+    return growth.held_bytes * most // items
+
+
 def in_order(growths: Iterable[Growth]) -> list[Growth]:
     """Return the growths, leaks first, the largest first."""
     return sorted(growths, key=lambda growth: (growth.verdict != "leak", -growth.bytes_per_step))
@@ -211,7 +219,7 @@ def where_text(growths: Sequence[Growth]) -> str:
     if len(lines) > 1:
         text += f" and {number(len(lines) - 1, 'other line')}"
     if caller := _caller(growths):
-        text += f", called from {call_site_text(caller)}"
+        text += f", called from {caller}"
     return text
 
 
@@ -260,18 +268,32 @@ def remedy(growths: Sequence[Growth]) -> str:
         )
     if second := _second_holder(growths):
         return f"look at {holder} and {second}, which keep the memory"
+    if bound_of(holder):
+        full = sum(map(bytes_when_full, growths))
+        return f"let {holder} keep fewer items: they take {size(full)} when it is full"
     is_graph = len({growth.frames[0] for growth in growths if growth.frames}) > 1
     return look_at(holder, "the memory", is_graph=is_graph)
 
 
-def _caller(growths: Sequence[Growth]) -> Frame | None:
-    """Return the innermost caller that the largest growths share, in the user's own code."""
+def _caller(growths: Sequence[Growth]) -> str:
+    """Return the innermost function of the user's own code that calls the largest growths: its
+    line for the largest, and how many other lines there are; "" if there is none."""
     largest = growths[0]
     others = [g for g in growths if g.bytes_per_step >= 0.05 * largest.bytes_per_step]
-    for frame in largest.frames[1:]:
-        if is_users(frame) and all(frame in growth.frames for growth in others):
-            return None if frame.name == "<module>" else frame
-    return None
+    for frame in filter(is_users, largest.frames[1:]):
+        lines = [
+            next((f.line for f in growth.frames if _is_same_function(f, frame)), None)
+            for growth in others
+        ]
+        if None not in lines:
+            more = len({*lines}) - 1
+            text = call_site_text(frame) + (f" and {number(more, 'other line')}" if more else "")
+            return "" if frame.name == "<module>" else text
+    return ""
+
+
+def _is_same_function(one: Frame, other: Frame) -> bool:
+    return (one.filename, one.name) == (other.filename, other.name)
 
 
 def answer(device: DeviceLeaks) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 
 from pytracer.analysis.call_sites import call_sites
 from pytracer.analysis.device_data import chosen_devices, device_data, why_empty
-from pytracer.analysis.leaks.groups import Observation, search
+from pytracer.analysis.leaks.groups import search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
+from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames, unknown
 from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict, in_order
 from pytracer.analysis.program_files import ProgramFiles, common_files, program_files
@@ -254,6 +255,7 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
         birth=file[first] - 1,
         death=file[last],
         size_bytes=size_bytes[order[first]],
+        requested_bytes=size_bytes[order[first]],
         stack=np.array([numbers[key] for key in keys.tolist()], np.int64)[which],
         phase=np.zeros(len(first), np.int64),
         is_freed_later=np.zeros(len(first), bool),

@@ -1,0 +1,71 @@
+"""Containers of Python that hold at most so many items: what they keep does not grow for ever."""
+
+import functools
+import queue
+from collections import deque
+from typing import Any
+
+from pytracer import _core
+
+MARKS = {
+    " (inside a deque)": " (inside a deque, {} of at most {})",
+    " (inside a _lru_cache_wrapper)": " (inside a _lru_cache_wrapper, {} of at most {})",
+}
+"""How texts name a container that `csrc/holders/` cannot look into, and how one with a bound."""
+
+_MOST = 1000  # of how many containers the names are searched at most
+_Cache: Any = type(functools.cache(len))
+
+
+def with_bounds(texts: list[str], hidden: list[str], seconds: float) -> list[str]:
+    """Return the texts of holders, with the number of items and the bound of bounded containers.
+
+    Only objects of Python's own types are looked at, so that no code of the program runs.
+
+    Args:
+        texts: What `_core.holders_of` has returned.
+        hidden, seconds: The arguments of it.
+    """
+    if not any(mark in text for text in texts for mark in MARKS):
+        return texts
+    containers, bounds = _bounded()
+    names = _core.holders_of(containers, hidden, seconds)
+    of_name: dict[str, tuple[int, int]] = {}
+    for name, bound in zip(names, bounds, strict=True):
+        # Of two containers with one name, an item's text does not tell which one has it.
+        of_name[name] = bound if of_name.get(name, bound) == bound else (0, 0)
+    return [_with_bound(text, of_name) for text in texts]
+
+
+def _bounded() -> tuple[list[Any], list[tuple[int, int]]]:
+    """Return the youngest bounded containers, and of each the number of its items and its bound."""
+    # The deque of a queue has no bound of its own, but its queue has.
+    known = _core.live_instances(deque, queue.Queue, _Cache)
+    queues = (vars(each) for each in known if type(each) is queue.Queue)
+    of_queues = {id(each.get("queue")): int(each.get("maxsize", 0)) for each in queues}
+    found: list[Any] = []
+    bounds: list[tuple[int, int]] = []
+    for each in reversed(known):
+        if type(each) is deque:
+            length, bound = len(each), each.maxlen or of_queues.get(id(each), 0)
+        elif type(each) is _Cache:
+            _, _, bound, length = each.cache_info()
+        else:
+            continue
+        if length and bound and len(found) < _MOST:
+            found.append(each)
+            bounds.append((length, bound))
+    return found, bounds
+
+
+def _with_bound(text: str, of_name: dict[str, tuple[int, int]]) -> str:
+    """Return the text with the bound of the first container in it, if that is known."""
+    for mark, bounded in MARKS.items():
+        before, found, after = text.partition(mark)
+        place = after.find(" of ")
+        while found and place >= 0:
+            length, bound = of_name.get(before + after[place:], (0, 0))
+            if bound:
+                return before + bounded.format(length, bound) + after
+            place = after.find(" of ", place + 1)
+    return text

@@ -1,0 +1,317 @@
+"""Programs that do not leak, although their memory grows for some steps; see leak_programs.py."""
+
+import collections
+import functools
+import queue
+import random
+from typing import Any
+
+import torch
+from leak_programs import PROGRAMS, Program, Training, layer, new, record, steps
+from torch import nn
+
+INNOCENTS: dict[str, str] = {}
+"""The right verdict on each program."""
+
+
+def no_leak(program: Program) -> Program:
+    INNOCENTS[program.__name__] = "none"
+    PROGRAMS[program.__name__] = program
+    return program
+
+
+def unknowable(program: Program) -> Program:
+    """Register a program of which nobody can tell whether its memory would go on growing."""
+    INNOCENTS[program.__name__] = "unknown"
+    PROGRAMS[program.__name__] = program
+    return program
+
+
+@no_leak
+def deque_that_fills() -> None:
+    """a deque of at most 300 samples, which has 60 at the end"""
+    training, memory = Training(), collections.deque(maxlen=300)
+    for _ in steps():
+        training.step()
+        memory.append((new(), new(1)))
+
+
+@no_leak
+def deque_that_is_full() -> None:
+    """a deque of at most 20 samples"""
+    training, memory = Training(), collections.deque(maxlen=20)
+    for _ in steps():
+        training.step()
+        memory.append(new())
+
+
+@no_leak
+def cache_that_fills() -> None:
+    """an lru_cache of at most 200 lengths, which has 60 at the end"""
+    training = Training()
+
+    @functools.lru_cache(maxsize=200)
+    def encode(length: int) -> torch.Tensor:
+        return new() * length
+
+    for step in steps():
+        encode(step)
+        training.step()
+
+
+@no_leak
+def queue_that_fills() -> None:
+    """a queue of at most 100 results, from which fewer are taken than are put"""
+    training, results = Training(), queue.Queue(maxsize=100)
+    for _ in steps():
+        training.step()
+        results.put(new())
+
+
+@no_leak
+def cache_by_length() -> None:
+    """a dict with a mask for each of the 12 lengths that occur"""
+    training, masks, rng = Training(), {}, random.Random(0)
+    for _ in steps():
+        length = rng.randrange(1, 13)
+        if length not in masks:
+            masks[length] = new(8 * length)
+        training.step()
+
+
+@no_leak
+def inputs_of_any_length() -> None:
+    """the last batch, of varying length"""
+    training, rng = Training(), random.Random(0)
+    for _ in steps():
+        last = training.loss(rng.randrange(16, 512))
+        training.step(last)
+
+
+@no_leak
+def evaluation() -> None:
+    """the outputs of the last evaluation, every ten steps"""
+    training, outputs = Training(), []
+    for step in steps():
+        training.step()
+        if step % 10 == 0:
+            with torch.no_grad():
+                outputs = [training.model(new()) for _ in range(8)]
+    del outputs
+
+
+@no_leak
+def states_that_come_late() -> None:
+    """layers that begin to train one after the other, and their states"""
+    layers = [layer() for _ in range(40)]
+    optimizer = torch.optim.AdamW([p for each in layers for p in each.parameters()])
+    for step in steps():
+        loss = sum(each(new()).mean() for each in layers[:step])
+        loss.backward()
+        optimizer.step()
+
+
+@no_leak
+def generation() -> None:
+    """keys and values of a text, released at its end: a step for each token, texts of 25 tokens"""
+    for _ in answers(25, 110):
+        pass
+
+
+def answers(length: int, count: int) -> Any:
+    tokens = steps(count, ends_steps=True)
+
+    def answer() -> Any:
+        cache = []
+        for _ in range(length):
+            if next(tokens, None) is None:
+                return
+            cache.append([new(), new()])
+            yield cache[-1][0]
+
+    for _ in range(-(-count // length) + 1):
+        yield from answer()
+
+
+@no_leak
+def generation_by_concatenation() -> None:
+    """keys of a text of 25 tokens, concatenated"""
+    keys = new(0)
+    for step in steps(110, ends_steps=True):
+        keys = torch.cat([new(0) if step % 25 == 0 else keys, new()])
+
+
+@unknowable
+def one_long_answer() -> None:
+    """keys and values of a text of 20 tokens, and then of one of 200, of which 60 are there"""
+    cache = []
+    for step in steps(80, ends_steps=True):
+        cache.append(new())
+        if step == 20:
+            cache.clear()
+
+
+@unknowable
+def one_long_answer_by_concatenation() -> None:
+    """keys of a text of 20 tokens, and then of one of 200, of which 60 are there; concatenated"""
+    keys = new(0)
+    for step in steps(80, ends_steps=True):
+        keys = torch.cat([new(0) if step == 20 else keys, new()])
+
+
+@no_leak
+def accumulation() -> None:
+    """gradients of eight batches, and their losses until the update"""
+    training, losses = Training(), []
+    for step in steps(80):
+        loss = training.loss()
+        loss.backward()
+        losses.append(loss.detach())
+        if step % 8 == 0:
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            losses.clear()
+
+
+@unknowable
+def curriculum() -> None:
+    """the last outputs, of batches that become longer in each step"""
+    training, outputs = Training(), None
+    for step in steps():
+        training.step()
+        outputs = training.model(new(64 + 8 * step))
+    del outputs
+
+
+@unknowable
+def curriculum_in_stages() -> None:
+    """the last outputs, of batches that become longer every 15 steps"""
+    training, outputs = Training(), None
+    for step in steps():
+        training.step()
+        outputs = training.model(new(64 << (step // 15)))
+    del outputs
+
+
+@no_leak
+def resumed_state() -> None:
+    """the state of a checkpoint, until step 5"""
+    training = Training()
+    training.step()
+    state: dict[str, Any] | None = {
+        "model": {name: p.clone() for name, p in training.model.named_parameters()},
+        "more": [new() for _ in range(8)],
+    }
+    for step in steps():
+        if step == 5:
+            state = None
+        training.step()
+    del state
+
+
+@no_leak
+def last_checkpoints() -> None:
+    """the last three copies of the weights, every five steps"""
+    training, kept = Training(), []
+    for step in steps():
+        training.step()
+        if step % 5 == 0:
+            kept.append({name: p.clone() for name, p in training.model.named_parameters()})
+            del kept[:-3]
+
+
+@no_leak
+def average_of_weights() -> None:
+    """an average of the weights, replaced in each step"""
+    training = Training()
+    average = [p.detach().clone() for p in training.model.parameters()]
+    for _ in steps():
+        training.step()
+        pairs = zip(average, training.model.parameters(), strict=True)
+        average = [old * 0.9 + p.detach() * 0.1 for old, p in pairs]
+
+
+@no_leak
+def ring_of_samples() -> None:
+    """a list of 40 samples, whose oldest is replaced"""
+    training, samples = Training(), []
+    for step in steps(100):
+        training.step()
+        samples[step % 40 : step % 40 + 1] = [new()]
+
+
+@no_leak
+def metrics_of_an_epoch() -> None:
+    """the outputs of an epoch of 20 steps"""
+    training, outputs = Training(), []
+    for step in steps(90):
+        training.step()
+        outputs.append(new())
+        if step % 20 == 0:
+            outputs.clear()
+
+
+@unknowable
+def metrics_of_a_long_epoch() -> None:
+    """the outputs of an epoch of 50 steps, in a file of 90"""
+    training, outputs = Training(), []
+    for step in steps(90):
+        training.step()
+        outputs.append(new())
+        if step == 50:
+            outputs.clear()
+
+
+@no_leak
+def loader_that_reads_ahead() -> None:
+    """the next six batches"""
+    training, ahead = Training(), collections.deque()
+    for _ in steps():
+        while len(ahead) < 6:
+            ahead.append(new())
+        ahead.popleft()
+        training.step()
+
+
+@no_leak
+def warm_up() -> None:
+    """buffers of the first eight steps"""
+    training, buffers = Training(), []
+    for step in steps():
+        training.step()
+        if step <= 8:
+            buffers.append(new())
+
+
+@no_leak
+def layers_that_are_replaced() -> None:
+    """a model whose two heads are replaced in turn"""
+    training = Training()
+    heads = nn.ModuleList([layer(), layer()])
+    for step in steps():
+        training.step()
+        heads[step % 2] = layer()
+
+
+@no_leak
+def adapters_of_tasks() -> None:
+    """a layer for each of ten tasks, made when the task comes first"""
+    training, heads, rng = Training(), nn.ModuleDict(), random.Random(1)
+    for _ in steps():
+        task = str(rng.randrange(10))
+        if task not in heads:
+            heads[task] = layer()
+        training.step(training.loss() + heads[task](new()).mean())
+
+
+@no_leak
+def numbers_of_steps() -> None:
+    """numbers of each step, on the CPU"""
+    training, numbers = Training(), []
+    for _ in steps():
+        loss = training.loss()
+        numbers.append(loss.item())
+        training.step(loss)
+
+
+__all__ = ["INNOCENTS", "record"]

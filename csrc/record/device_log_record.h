@@ -12,11 +12,9 @@ namespace pytracer {
 
 __attribute__((always_inline)) inline void DeviceLog::record(const pytracer_event& given,
                                                              uint8_t action, uint32_t stack,
-                                                             uint16_t phase,
-                                                             ThreadSlot& slot) noexcept {
-  if (is_cpu()) return queue_event(given, action, stack, phase, slot);
-  writer_lock_.lock();  // its allocator has a lock of its own, so threads hardly ever meet here
-  // An accelerator's hook has read the clock under the allocator's lock.
+                                                             uint16_t phase) noexcept {
+  writer_lock_.lock();
+  // An accelerator's hook may have read the allocator's clock.
   write(given, action, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
   writer_lock_.unlock();
 }
@@ -30,8 +28,8 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
     return write_without_ring(given, action, ticks, stack, phase);
   }
   if (is_cpu()) {
-    // Times and numbers have the same order. A queued event's time may be before that of an event
-    // that was written meanwhile, and a processor may read its clock a little early.
+    // Times and numbers have the same order. A processor may read its clock a little early: before it
+    // has the lock.
     ticks = last_ticks_ = std::max(ticks, last_ticks_);
   }
   const Known known = update_tables(given, action, ticks, stack, phase);

@@ -47,14 +47,19 @@ __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_even
   }
 }
 
+void DeviceLog::write_requested_alone() noexcept {
+  if (requested_.ticks != 0) write_requested(PYTRACER_FREE_REQUESTED);
+}
+
 void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
                               Capture* capture) noexcept {
   std::lock_guard lock(writer_lock_);
   // As in torch's own snapshots, the marker is an event after those of its own snapshot.
   if (capture != nullptr) begin_capture_locked(*capture);
   if (mode_.load(std::memory_order_relaxed) == Mode::on) {
+    write_requested_alone();
     const int64_t ticks = marker.ticks != 0 ? marker.ticks : now_ticks();
-    append(marker, PYTRACER_SNAPSHOT, marker.size, ticks, 0, 0, phase);
+    ring_->append(event(marker, PYTRACER_SNAPSHOT, marker.size, ticks, 0, 0, phase));
   }
 }
 
@@ -74,9 +79,8 @@ __attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_eve
     return 0;
   }
   uint32_t released_stack = 0;
-  if (const LiveBlock* released = segments.find(given.address)) {
+  if (const LiveBlock* released = segments.take(given.address)) {
     if (!begins) released_stack = released->stack;
-    segments.remove(*released);
   }
   if (begins && !segments.insert(given.address, given.size, stack).done) {
     increment(live_dropped_);
@@ -100,12 +104,13 @@ __attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_even
     event.device = static_cast<int8_t>(allocation.device);
     ring_->append(event);
   }
-  tables_->blocks.remove(missed);
+  tables_->blocks.take(missed.address);
 }
 
 void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
   std::lock_guard lock(writer_lock_);
   if (mode_.load(std::memory_order_relaxed) != Mode::on) return;
+  write_requested_alone();  // the use comes after it
   const LiveBlock* const block = tables_->blocks.find(address);
   if (block == nullptr) return;
   if (is_kept(role)) {
@@ -118,7 +123,8 @@ void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
 // Before the event of the free is written.
 __attribute__((noinline)) void DeviceLog::note_role(const LiveBlock& freed) noexcept {
   uses_.note(ring_->head(), freed.address, static_cast<TensorRole>(freed.role));
-  tables_->blocks.set_role(freed, 0);  // an accelerator completes the free in another event
+  // For a completion that is an event of its own
+  if (tables_->blocks.find(freed.address) == &freed) tables_->blocks.set_role(freed, 0);
 }
 
 std::vector<TensorUse> DeviceLog::uses(uint64_t begin, uint64_t end) {
@@ -138,6 +144,7 @@ std::vector<TensorUse> DeviceLog::uses(uint64_t begin, uint64_t end) {
 
 uint32_t DeviceLog::copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept {
   std::lock_guard lock(writer_lock_);
+  write_requested_alone();  // it may be the only place that has an id
   // The ring comes last: a free takes an id from a live table to the ring, never back.
   if (scan.part != StackScan::ring) {
     const bool blocks = scan.part == StackScan::blocks;
@@ -171,6 +178,7 @@ void DeviceLog::set_mode(Mode mode, Context context) {
     fresh = std::make_unique<Tables>();
   }
   std::lock_guard lock(writer_lock_);
+  write_requested_alone();  // in the mode in which it was recorded
   if (fresh) {
     fresh->blocks.follow(tables_->blocks);
     tables_.swap(fresh);
@@ -194,8 +202,9 @@ void DeviceLog::resize_ring(uint32_t max_entries) {
 }
 
 DeviceLog::Position DeviceLog::position_locked() noexcept {
+  write_requested_alone();
   Position position{};
-  position.end = readable_ = ring_->head();
+  position.end = ring_->head();
   position.ring = ring_;
   position.names = names_;
   position.counts = {unknown_frees_.load(std::memory_order_relaxed),
@@ -212,6 +221,7 @@ DeviceLog::Position DeviceLog::position() noexcept {
 
 DeviceLog::Mark DeviceLog::mark() noexcept {
   std::lock_guard lock(writer_lock_);
+  write_requested_alone();
   return {device_, tables_->blocks.mark(), live_dropped_.load(std::memory_order_relaxed), used_};
 }
 

@@ -1,13 +1,16 @@
 // The record of one device: its ring and its live tables, kept in agreement.
 //
 // 1. record() may be called by several threads; the writer lock makes them one writer. The lock is
-//    held for the tables and the ring alone: the stack was walked before.
+//    held for the tables and the ring alone: the stack was walked before. An accelerator's threads
+//    hardly ever meet there, because its allocator has a lock of its own.
 // 2. The live tables are always what a replay of the events would give: a capture fixes the tables
 //    and the ring at one instant. On the CPU, whose allocator has no state of its own to show, a
 //    missed free is recorded when its address is given out again, and an allocation that finds the
 //    live table full gets no event. An accelerator's events are recorded as they come.
 // 3. Events are in the order of time.
 // 4. In Mode::state the live tables are kept as in Mode::on, but the ring is not written.
+// 5. The request of a free is kept aside until the next event, which mostly completes it: then both are
+//    written as one event. It is written before all else that uses the ring or the mode.
 #pragma once
 
 #include <atomic>
@@ -143,8 +146,12 @@ class DeviceLog {
   };
   void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
              uint16_t phase) noexcept;
-  void append(const pytracer_event& given, uint8_t action, uint64_t size, int64_t ticks,
+  Event event(const pytracer_event& given, uint8_t action, uint64_t size, int64_t ticks,
               uint32_t stack, uint32_t alloc_stack, uint16_t phase) noexcept;
+  // Writes the request that is kept aside as an event with this action: kFree, if it is completed.
+  void write_requested(uint8_t action) noexcept;
+  // If there is one, as an event of its own.
+  __attribute__((cold, noinline)) void write_requested_alone() noexcept;
   __attribute__((cold)) void write_without_ring(const pytracer_event& given, uint8_t action,
                                                 int64_t ticks, uint32_t stack,
                                                 uint16_t phase) noexcept;
@@ -174,7 +181,7 @@ class DeviceLog {
   std::unique_ptr<Tables> tables_;
   std::shared_ptr<DeviceNames> names_;
   TensorUses uses_;
-  uint64_t readable_ = 0;  // the ring's events before this number may be read, and do not change
+  Event requested_{};  // the request that is kept aside; its ticks are 0: there is none
   bool used_ = false;
   int64_t last_ticks_ = 0;  // on the CPU: of the last event
   std::atomic<uint64_t> unknown_frees_{0};

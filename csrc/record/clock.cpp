@@ -24,11 +24,10 @@ int64_t read_clock(clockid_t clock) noexcept {
 }
 
 #if defined(__x86_64__)
-// Whether the counter runs at a constant rate, and rdtscp can read it.
+// Whether the counter runs at a constant rate.
 bool tsc_is_usable() noexcept {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid(0x80000007u, &a, &b, &c, &d) == 0 || (d & (1u << 8)) == 0) return false;
-  return __get_cpuid(0x80000001u, &a, &b, &c, &d) != 0 && (d & (1u << 27)) != 0;
+  return __get_cpuid(0x80000007u, &a, &b, &c, &d) != 0 && (d & (1u << 8)) != 0;
 }
 // The kernel does not offer the TSC as a clock once it has seen that those of two processors differ.
 // Where the file can't be read, nothing is known against it.
@@ -72,24 +71,6 @@ int64_t now_ticks() noexcept {
   return ticks;
 #endif
   return read_clock(CLOCK_MONOTONIC);
-}
-
-int64_t ordered_ticks() noexcept {
-#if defined(__x86_64__)
-  unsigned processor;  // not used
-  if (g_use_tsc) return static_cast<int64_t>(__rdtscp(&processor));
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-  return now_ticks();
-}
-
-void order_after_ticks() noexcept {
-#if defined(__x86_64__)
-  _mm_lfence();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
 }
 
 WallClock::WallClock(Now now) noexcept : now_(now), first_(take_pair(now)) {}

@@ -17,12 +17,6 @@
 namespace pytracer {
 
 int64_t now_ticks() noexcept;  // any thread; the recorder's own clock
-// The same clock, read after all that the thread did before: now_ticks() may be read early, because no
-// instruction orders it. So if a thread sees what another one did after a reading, its own next reading
-// is later.
-int64_t ordered_ticks() noexcept;
-// Keeps what the thread does next from being done before its last reading of the clock.
-void order_after_ticks() noexcept;
 
 class WallClock {
  public:

@@ -6,14 +6,10 @@
 
 #include "record/clock.h"
 #include "record/device_log_record.h"
-#include "record/thread_slot.h"
 
 namespace pytracer {
 
 namespace {
-
-// To look at so many queues takes longer than to unlist those that are idle.
-constexpr uint32_t kManyEmptyQueues = 4096;
 
 // The actions whose events get the stack of their thread, one bit each.
 uint32_t stack_actions(Context context) noexcept {
@@ -41,24 +37,6 @@ DeviceLog::DeviceLog(int device, uint32_t max_entries)
       tables_(std::make_unique<Tables>()),
       names_(std::make_shared<DeviceNames>()) {}
 
-// Not inlined: an accelerator's event needs nothing of this.
-__attribute__((noinline)) void DeviceLog::queue_event(const pytracer_event& given, uint8_t action,
-                                                      uint32_t stack, uint16_t phase,
-                                                      ThreadSlot& slot) noexcept {
-  EventQueue& queue = slot.queue;
-  const uint32_t waiting =
-      queue.push({given.address, given.size, ordered_ticks(), stack, phase, action});
-  if (!slot.is_listed.load(std::memory_order_relaxed)) list_slot(slot);
-  if (waiting < EventQueue::kEnough) return;
-  if (waiting == EventQueue::kCapacity) {
-    writer_lock_.lock();
-  } else if (!writer_lock_.try_lock()) {
-    return;
-  }
-  write_queued(queue.newest());
-  writer_lock_.unlock();
-}
-
 // Mode::state, or recording has just been switched off.
 __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_event& given,
                                                              uint8_t action, int64_t ticks,
@@ -69,77 +47,26 @@ __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_even
   }
 }
 
+void DeviceLog::write_requested_alone() noexcept {
+  if (requested_.ticks != 0) write_requested(PYTRACER_FREE_REQUESTED);
+}
+
 void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
                               Capture* capture) noexcept {
   std::lock_guard lock(writer_lock_);
   // As in torch's own snapshots, the marker is an event after those of its own snapshot.
   if (capture != nullptr) begin_capture_locked(*capture);
   if (mode_.load(std::memory_order_relaxed) == Mode::on) {
+    write_requested_alone();
     const int64_t ticks = marker.ticks != 0 ? marker.ticks : now_ticks();
-    append(marker, PYTRACER_SNAPSHOT, marker.size, ticks, 0, 0, phase);
+    ring_->append(event(marker, PYTRACER_SNAPSHOT, marker.size, ticks, 0, 0, phase));
   }
 }
 
 uint32_t DeviceLog::stack_of(uint64_t address) noexcept {
   std::lock_guard lock(writer_lock_);
-  write_queued();
   const LiveBlock* block = tables_->blocks.find(address);
   return block != nullptr ? block->stack : 0;
-}
-
-// Writes the events that were queued before now, in the order of their times.
-//
-// An event depends on another one if it comes after it in the program, on any thread, as a free depends
-// on the allocation. It has the later time then, and the other event was in its queue before that time.
-// So all that the events before `now` depend on is in the queues, and is written before them.
-__attribute__((noinline)) void DeviceLog::write_queued(int64_t at_least) noexcept {
-  if (!is_cpu()) return;
-  const int64_t now = std::max(ordered_ticks(), at_least);
-  order_after_ticks();  // the queues are looked at after `now`
-  EventQueue* waiting = nullptr;
-  for (ThreadSlot* slot = listed_slots(); slot != nullptr; slot = slot->next_listed) {
-    if (!slot->queue.begin_pass()) {
-      ++empty_queues_;
-      continue;
-    }
-    slot->queue.following = waiting;
-    waiting = &slot->queue;
-  }
-  if (empty_queues_ > kManyEmptyQueues) {
-    empty_queues_ = 0;
-    unlist_idle_slots();
-  }
-  while (waiting != nullptr) {
-    // Which queue has the earliest event, and until when the others have none.
-    EventQueue** earliest = nullptr;
-    int64_t time = now, others = now;
-    for (EventQueue** each = &waiting; *each != nullptr;) {
-      const QueuedEvent* event = (*each)->next(now);
-      if (event == nullptr) {
-        (*each)->end_pass();
-        *each = (*each)->following;
-        continue;
-      }
-      if (earliest == nullptr || event->ticks < time) {
-        if (earliest != nullptr) others = time;
-        earliest = each;
-        time = event->ticks;
-      } else {
-        others = std::min(others, event->ticks);
-      }
-      each = &(*each)->following;
-    }
-    if (earliest == nullptr) return;
-    while (const QueuedEvent* queued = (*earliest)->next(others)) {
-      pytracer_event event{};
-      event.address = queued->address;
-      event.size = queued->size;
-      event.device = PYTRACER_CPU_DEVICE;
-      event.action = queued->action;
-      write(event, event.action, queued->ticks, queued->stack, queued->phase);
-      (*earliest)->advance();
-    }
-  }
 }
 
 // Any other action changes nothing here. Returns the stack of the segment that is released.
@@ -152,9 +79,8 @@ __attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_eve
     return 0;
   }
   uint32_t released_stack = 0;
-  if (const LiveBlock* released = segments.find(given.address)) {
+  if (const LiveBlock* released = segments.take(given.address)) {
     if (!begins) released_stack = released->stack;
-    segments.remove(*released);
   }
   if (begins && !segments.insert(given.address, given.size, stack).done) {
     increment(live_dropped_);
@@ -178,13 +104,13 @@ __attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_even
     event.device = static_cast<int8_t>(allocation.device);
     ring_->append(event);
   }
-  tables_->blocks.remove(missed);
+  tables_->blocks.take(missed.address);
 }
 
 void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
   std::lock_guard lock(writer_lock_);
-  write_queued();  // the tensor's allocation may be queued
   if (mode_.load(std::memory_order_relaxed) != Mode::on) return;
+  write_requested_alone();  // the use comes after it
   const LiveBlock* const block = tables_->blocks.find(address);
   if (block == nullptr) return;
   if (is_kept(role)) {
@@ -197,7 +123,8 @@ void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
 // Before the event of the free is written.
 __attribute__((noinline)) void DeviceLog::note_role(const LiveBlock& freed) noexcept {
   uses_.note(ring_->head(), freed.address, static_cast<TensorRole>(freed.role));
-  tables_->blocks.set_role(freed, 0);  // an accelerator completes the free in another event
+  // For a completion that is an event of its own
+  if (tables_->blocks.find(freed.address) == &freed) tables_->blocks.set_role(freed, 0);
 }
 
 std::vector<TensorUse> DeviceLog::uses(uint64_t begin, uint64_t end) {
@@ -217,7 +144,7 @@ std::vector<TensorUse> DeviceLog::uses(uint64_t begin, uint64_t end) {
 
 uint32_t DeviceLog::copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept {
   std::lock_guard lock(writer_lock_);
-  write_queued();  // a queue may be the only place that has an id
+  write_requested_alone();  // it may be the only place that has an id
   // The ring comes last: a free takes an id from a live table to the ring, never back.
   if (scan.part != StackScan::ring) {
     const bool blocks = scan.part == StackScan::blocks;
@@ -251,7 +178,7 @@ void DeviceLog::set_mode(Mode mode, Context context) {
     fresh = std::make_unique<Tables>();
   }
   std::lock_guard lock(writer_lock_);
-  write_queued();  // in the mode in which they were queued
+  write_requested_alone();  // in the mode in which it was recorded
   if (fresh) {
     fresh->blocks.follow(tables_->blocks);
     tables_.swap(fresh);
@@ -275,11 +202,9 @@ void DeviceLog::resize_ring(uint32_t max_entries) {
 }
 
 DeviceLog::Position DeviceLog::position_locked() noexcept {
-  write_queued();
-  // What is written from now on is not of an earlier time than what reads the position.
-  if (is_cpu()) last_ticks_ = std::max(last_ticks_, now_ticks());
+  write_requested_alone();
   Position position{};
-  position.end = readable_ = ring_->head();
+  position.end = ring_->head();
   position.ring = ring_;
   position.names = names_;
   position.counts = {unknown_frees_.load(std::memory_order_relaxed),
@@ -296,7 +221,7 @@ DeviceLog::Position DeviceLog::position() noexcept {
 
 DeviceLog::Mark DeviceLog::mark() noexcept {
   std::lock_guard lock(writer_lock_);
-  write_queued();
+  write_requested_alone();
   return {device_, tables_->blocks.mark(), live_dropped_.load(std::memory_order_relaxed), used_};
 }
 

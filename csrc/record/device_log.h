@@ -1,15 +1,16 @@
 // The record of one device: its ring and its live tables, kept in agreement.
 //
 // 1. record() may be called by several threads; the writer lock makes them one writer. The lock is
-//    held for the tables and the ring alone: the stack was walked before. On the CPU, each thread
-//    queues its events. A thread whose queue is half full, or a reader, takes the lock and writes
-//    what all threads have queued, in the order of time.
+//    held for the tables and the ring alone: the stack was walked before. An accelerator's threads
+//    hardly ever meet there, because its allocator has a lock of its own.
 // 2. The live tables are always what a replay of the events would give: a capture fixes the tables
 //    and the ring at one instant. On the CPU, whose allocator has no state of its own to show, a
 //    missed free is recorded when its address is given out again, and an allocation that finds the
 //    live table full gets no event. An accelerator's events are recorded as they come.
 // 3. Events are in the order of time.
 // 4. In Mode::state the live tables are kept as in Mode::on, but the ring is not written.
+// 5. The request of a free is kept aside until the next event, which mostly completes it: then both are
+//    written as one event. It is written before all else that uses the ring or the mode.
 #pragma once
 
 #include <atomic>
@@ -25,8 +26,6 @@
 #include "support/spin_lock.h"
 
 namespace pytracer {
-
-struct ThreadSlot;
 
 // What is recorded of a device: the strongest wish of the sessions.
 enum class Mode : uint8_t {
@@ -90,10 +89,8 @@ class DeviceLog {
     return (stack_actions_.load(std::memory_order_relaxed) >> action & 1) != 0;
   }
 
-  // Any thread, in a hook, with its own slot. Not for the markers of snapshots. In
-  // device_log_record.h.
-  void record(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
-              ThreadSlot& slot) noexcept;
+  // Any thread, in a hook. Not for the markers of snapshots. In device_log_record.h.
+  void record(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase) noexcept;
   // Any thread, in a hook. With `capture`, the capture begins at this marker of a snapshot, and does not
   // have it; finish_capture() has to follow, outside the hook.
   void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
@@ -149,17 +146,15 @@ class DeviceLog {
   };
   void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
              uint16_t phase) noexcept;
-  void append(const pytracer_event& given, uint8_t action, uint64_t size, int64_t ticks,
+  Event event(const pytracer_event& given, uint8_t action, uint64_t size, int64_t ticks,
               uint32_t stack, uint32_t alloc_stack, uint16_t phase) noexcept;
-  // Writes the events until now. At least those until a time, so that a queue that is full gets room
-  // even if the clock has gone back.
-  void write_queued(int64_t at_least = 0) noexcept;
+  // Writes the request that is kept aside as an event with this action: kFree, if it is completed.
+  void write_requested(uint8_t action) noexcept;
+  // If there is one, as an event of its own.
+  __attribute__((cold, noinline)) void write_requested_alone() noexcept;
   __attribute__((cold)) void write_without_ring(const pytracer_event& given, uint8_t action,
                                                 int64_t ticks, uint32_t stack,
                                                 uint16_t phase) noexcept;
-  // Without the lock.
-  void queue_event(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
-                   ThreadSlot& slot) noexcept;
   Known update_tables(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
                       uint16_t phase) noexcept;
   __attribute__((cold)) uint32_t update_segments(const pytracer_event& given,
@@ -186,10 +181,9 @@ class DeviceLog {
   std::unique_ptr<Tables> tables_;
   std::shared_ptr<DeviceNames> names_;
   TensorUses uses_;
-  uint64_t readable_ = 0;  // the ring's events before this number may be read, and do not change
+  Event requested_{};  // the request that is kept aside; its ticks are 0: there is none
   bool used_ = false;
-  uint32_t empty_queues_ = 0;  // that write_queued() has looked at since unlist_idle_slots()
-  int64_t last_ticks_ = 0;  // on the CPU: of the last event, or of a reader after it
+  int64_t last_ticks_ = 0;  // on the CPU: of the last event
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};
 };

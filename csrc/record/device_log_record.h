@@ -12,11 +12,9 @@ namespace pytracer {
 
 __attribute__((always_inline)) inline void DeviceLog::record(const pytracer_event& given,
                                                              uint8_t action, uint32_t stack,
-                                                             uint16_t phase,
-                                                             ThreadSlot& slot) noexcept {
-  if (is_cpu()) return queue_event(given, action, stack, phase, slot);
-  writer_lock_.lock();  // its allocator has a lock of its own, so threads hardly ever meet here
-  // An accelerator's hook has read the clock under the allocator's lock.
+                                                             uint16_t phase) noexcept {
+  writer_lock_.lock();
+  // An accelerator's hook may have read the allocator's clock.
   write(given, action, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
   writer_lock_.unlock();
 }
@@ -30,27 +28,53 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
     return write_without_ring(given, action, ticks, stack, phase);
   }
   if (is_cpu()) {
-    // Times and numbers have the same order. A queued event's time may be before that of an event
-    // that was written meanwhile, and a processor may read its clock a little early.
+    // Times and numbers have the same order. A processor may read its clock a little early: before it
+    // has the lock.
     ticks = last_ticks_ = std::max(ticks, last_ticks_);
+  } else if (requested_.ticks != 0) {
+    // Size, stream and pool are the block's, so they are those of the request.
+    if (action == PYTRACER_FREE_COMPLETED && requested_.address == given.address &&
+        requested_.stack == stack && requested_.phase == phase &&
+        requested_.metadata == metadata_of(given)) {
+      return write_requested(kFree);
+    }
+    write_requested_alone();
   }
-  const Known known = update_tables(given, action, ticks, stack, phase);
-  // Size, stream and pool are the block's, so they are those of the request. The CPU has no requests.
-  if (action == PYTRACER_FREE_COMPLETED && !is_cpu() && ring_->head() > readable_ &&
-      ring_->complete_free(given.address, stack, phase, metadata_of(given))) {
+  if (action == PYTRACER_FREE_REQUESTED && !is_cpu()) {
+    requested_ = event(given, action, given.size, ticks, stack, 0, phase);
     return;
   }
-  if (known.is_recorded) append(given, action, known.size, ticks, stack, known.alloc_stack, phase);
+  const Known known = update_tables(given, action, ticks, stack, phase);
+  if (known.is_recorded) {
+    ring_->append(event(given, action, known.size, ticks, stack, known.alloc_stack, phase));
+  }
 }
 
-__attribute__((always_inline)) inline void DeviceLog::append(const pytracer_event& given,
+__attribute__((always_inline)) inline void DeviceLog::write_requested(uint8_t action) noexcept {
+  LiveTable& blocks = tables_->blocks;
+  const bool completes = action == kFree;
+  used_ = true;
+  const LiveBlock* const block =
+      completes ? blocks.take(requested_.address) : blocks.find(requested_.address);
+  if (block != nullptr) {
+    requested_.alloc_stack = block->stack;
+    if (block->role != 0) note_role(*block);
+  } else if (completes) {
+    increment(unknown_frees_);
+  }
+  requested_.action = action;
+  ring_->append(requested_);
+  requested_.ticks = 0;
+}
+
+__attribute__((always_inline)) inline Event DeviceLog::event(const pytracer_event& given,
                                                              uint8_t action, uint64_t size,
                                                              int64_t ticks, uint32_t stack,
                                                              uint32_t alloc_stack,
                                                              uint16_t phase) noexcept {
-  ring_->append({given.address, size, given.stream, ticks, stack, alloc_stack, phase,
-                 names_->intern_pool(given.pool_high, given.pool_low), metadata_of(given), action,
-                 static_cast<int8_t>(given.device)});
+  return {given.address, size, given.stream, ticks, stack, alloc_stack, phase,
+          names_->intern_pool(given.pool_high, given.pool_low), metadata_of(given), action,
+          static_cast<int8_t>(given.device)};
 }
 
 __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
@@ -79,11 +103,10 @@ __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
       }
       break;
     case PYTRACER_FREE_COMPLETED:
-      if (const LiveBlock* block = blocks.find(given.address)) {
+      if (const LiveBlock* block = blocks.take(given.address)) {
         known.alloc_stack = block->stack;
         if (known.size == 0) known.size = block->size;
         if (block->role != 0) note_role(*block);
-        blocks.remove(*block);
       } else {
         increment(unknown_frees_);
         known.is_recorded = !is_cpu() || known.size != 0;  // without a size the event is useless

@@ -49,7 +49,11 @@ void LiveTable::thaw() noexcept {
   constexpr uint32_t kBurst = 256;
   for (bool done = false; !done;) {
     frozen_lock_.lock();
-    for (uint32_t i = 0; i < kBurst && aside_count_ > 0; ++i) release(aside_[--aside_count_]);
+    for (uint32_t i = 0; i < kBurst && aside_count_ > 0; ++i) {
+      const uint32_t entry = aside_[--aside_count_];
+      index_.erase(entry);
+      release(entry);
+    }
     done = aside_count_ == 0;
     if (done) frozen_.store(false, std::memory_order_release);
     frozen_lock_.unlock();

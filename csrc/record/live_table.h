@@ -1,7 +1,7 @@
 // The live blocks (or segments) of one device. Each keeps the stack of its allocation after the
 // allocation's event has been overwritten in the ring.
 //
-// 1. One writer at a time: insert(), find(), remove() and freeze() run under the device's writer
+// 1. One writer at a time: insert(), find(), take() and freeze() run under the device's writer
 //    lock.
 // 2. freeze() fixes the table's content for one reader, in O(1), at the instant of a snapshot's
 //    marker. Until thaw(), removed entries are kept aside, and writers and the reader exclude each
@@ -47,22 +47,18 @@ class LiveTable {
   // Writer. The entry with this address, until the writer's next change, or null.
   const LiveBlock* find(uint64_t address) const noexcept {
     const WhileFrozen guard(*this);  // thaw() changes chains
-    // A free is requested and mostly completed at once: the same block twice.
-    if (is_live(last_, address)) return &entries_.blocks[last_];
     const uint32_t entry = index_.find(Entries::hash_of(address), [&](uint32_t candidate) {
       return is_live(candidate, address);
     });
-    if (entry == 0) return nullptr;
-    last_ = entry;
-    return &entries_.blocks[entry];
+    return entry == 0 ? nullptr : &entries_.blocks[entry];
   }
   // Writer. Gives what find() returned a role, or 0.
   void set_role(const LiveBlock& found, uint8_t role) noexcept {
     const WhileFrozen guard(*this);  // collect() copies entries
     entries_.blocks[&found - &entries_.blocks[0]].role = role;
   }
-  // Writer. Removes what find() returned; it stays readable until the next insert().
-  void remove(const LiveBlock& found) noexcept;
+  // Writer. Removes the entry with this address. Returns it, readable until the next insert(), or null.
+  const LiveBlock* take(uint64_t address) noexcept;
 
   // Writer. Copies the stacks of the entries from `entry` on, at most `most`. Returns how many, and
   // the entry that follows; 0: there are no more.
@@ -122,7 +118,7 @@ class LiveTable {
     const LiveBlock& block = entries_.blocks[entry];
     return block.address == address && block.state == kLive;
   }
-  void release(uint32_t entry) noexcept;
+  void release(uint32_t entry) noexcept;  // it is in no chain any more
   void count(int32_t blocks, int64_t bytes) noexcept {
     // One writer: no read-modify-write instruction needed.
     blocks_.store(blocks_.load(std::memory_order_relaxed) + static_cast<uint32_t>(blocks),
@@ -137,7 +133,6 @@ class LiveTable {
   ReservedArray<uint32_t> aside_;  // entries that were removed after freeze()
   uint32_t aside_count_ = 0;
   uint32_t free_list_ = 0;         // through next
-  mutable uint32_t last_ = 0;      // the entry that find() found last
   std::atomic<uint32_t> used_{0};  // entries ever used: 1 .. used_
   uint32_t frozen_used_ = 0;  // used_ at freeze()
   uint32_t epoch_ = 0;        // freezes and marks; while frozen, entries of this epoch are younger
@@ -177,21 +172,27 @@ inline LiveTable::Inserted LiveTable::insert(uint64_t address, uint64_t size,
   return {true, nullptr};
 }
 
-inline void LiveTable::remove(const LiveBlock& found) noexcept {
+inline const LiveBlock* LiveTable::take(uint64_t address) noexcept {
   const WhileFrozen guard(*this);
-  const auto entry = static_cast<uint32_t>(&found - &entries_.blocks[0]);
-  count(-1, -static_cast<int64_t>(found.size));
+  uint32_t& link = index_.link_of(Entries::hash_of(address), [&](uint32_t candidate) {
+    return is_live(candidate, address);
+  });
+  if (link == 0) return nullptr;
+  const uint32_t entry = link;
+  LiveBlock& block = entries_.blocks[entry];
+  count(-1, -static_cast<int64_t>(block.size));
   // The reader still needs an entry that is older than freeze().
-  if (frozen_.load(std::memory_order_relaxed) && found.epoch != epoch_) {
-    entries_.blocks[entry].state = kRemoved;
+  if (frozen_.load(std::memory_order_relaxed) && block.epoch != epoch_) {
+    block.state = kRemoved;
     aside_[aside_count_++] = entry;
   } else {
+    index_.erase_at(link);
     release(entry);
   }
+  return &block;
 }
 
 inline void LiveTable::release(uint32_t entry) noexcept {
-  index_.erase(entry);
   entries_.blocks[entry].state = kFree;
   entries_.blocks[entry].next = free_list_;
   free_list_ = entry;

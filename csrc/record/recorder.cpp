@@ -38,7 +38,7 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
     stack = forward == nullptr ? stack_of_thread(slot->walks, note_call(given, action, *slot))
                                : attributed_stack(given, action, *slot, *forward);
   }
-  log->record(given, action, stack, phase_of(*slot), *slot);
+  log->record(given, action, stack, phase_of(*slot));
 }
 
 void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,
@@ -180,8 +180,6 @@ void Recorder::withdraw() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_seq_cst);
   stacks_.store(nullptr, std::memory_order_seq_cst);
   wait_for_hooks();
-  // Events that are still queued are later than the last capture of the log that is withdrawn.
-  for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) slot->queue.clear();
   collector_.reset();
 }
 

@@ -6,8 +6,7 @@
 //    `capacity` of them; the writer overwrites the oldest and never waits.
 // 4. The writer announces each event before it writes the slot. copy() looks at the announcement
 //    after it read a slot, so a reader knows which events were overwritten while it read.
-// 5. The newest event may still change: complete_free(). No reader asks for it until it cannot.
-// 6. Memory is committed as the ring fills: 48 bytes an event.
+// 5. Memory is committed as the ring fills: 48 bytes an event.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +23,8 @@ namespace pytracer {
 class RingBuffer {
  public:
   explicit RingBuffer(uint32_t capacity) : RingBuffer(capacity, uint64_t{0}) {}
-  // Takes over the newest events of another ring, with their numbers, as a reader of that ring: all but
-  // the very last one. catch_up() has to follow.
+  // Takes over the newest events of another ring, with their numbers, as a reader of that ring.
+  // catch_up() has to follow, unless that ring has no writer.
   RingBuffer(uint32_t capacity, const RingBuffer& other)
       : RingBuffer(capacity, other.held(capacity)) {}
 
@@ -61,22 +60,6 @@ class RingBuffer {
     head_.store(sequence + 1, std::memory_order_release);
   }
 
-  // Writer. If the newest event, which the ring holds, requests the free of this block, and is the same
-  // in all else, it becomes a kFree. Returns whether it does.
-  bool complete_free(uint64_t address, uint32_t stack, uint16_t phase, uint16_t metadata) noexcept {
-    Slot& slot = slots_[(next_ == 0 ? capacity_ : next_) - 1];
-    const auto word = [&](size_t i) { return slot.words[i].load(std::memory_order_relaxed); };
-    constexpr uint64_t kAction = uint64_t{0xff} << 48, kMetadata = uint64_t{0xffff} << 32;
-    const uint64_t requested =
-        (uint64_t{PYTRACER_FREE_REQUESTED} << 48) | (uint64_t{metadata} << 32) | phase;
-    if (((word(5) ^ requested) & (kAction | kMetadata | 0xffff)) != 0 || word(0) != address ||
-        static_cast<uint32_t>(word(4)) != stack) {
-      return false;
-    }
-    slot.words[5].store((word(5) & ~kAction) | (uint64_t{kFree} << 48), std::memory_order_release);
-    return true;
-  }
-
   // The number of the next event. Any thread.
   uint64_t head() const noexcept { return head_.load(std::memory_order_acquire); }
   // The number of the oldest event that is still held. Any thread.
@@ -106,7 +89,7 @@ class RingBuffer {
     std::vector<Event> events;
   };
   Held held(uint32_t most) const {
-    const uint64_t end = std::max(head(), first_ + 1) - 1;  // without the newest: contract 5
+    const uint64_t end = head();
     const uint64_t begin = std::max(std::min(oldest(), end), end > most ? end - most : 0);
     std::vector<Event> events(end - begin);
     const uint64_t first = copy(begin, end, events.data());

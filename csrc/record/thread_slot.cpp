@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <new>
-#include <utility>
 
 namespace pytracer {
 
@@ -20,8 +19,6 @@ std::atomic<void (*)(ThreadSlot&) noexcept> on_thread_end{nullptr};
 namespace {
 
 std::atomic<ThreadSlot*> g_slots{nullptr};  // all slots; the list only grows
-std::atomic<ThreadSlot*> g_new_slots{nullptr};  // linked by next_new, for listed_slots()
-ThreadSlot* g_listed = nullptr;                  // under the lock of the CPU's log
 pthread_key_t g_thread_end;                 // its destructor releases the slot
 bool g_thread_end_works = false;            // otherwise slots are never released
 
@@ -50,54 +47,6 @@ void order_against_hooks() noexcept {
 }  // namespace
 
 ThreadSlot* all_thread_slots() noexcept { return g_slots.load(std::memory_order_acquire); }
-
-void list_slot(ThreadSlot& slot) noexcept {
-  if (slot.is_new.load(std::memory_order_acquire)) return;
-  slot.is_new.store(true, std::memory_order_relaxed);
-  slot.next_new = g_new_slots.load(std::memory_order_relaxed);
-  while (!g_new_slots.compare_exchange_weak(slot.next_new, &slot, std::memory_order_acq_rel)) {
-  }
-}
-
-ThreadSlot* listed_slots() noexcept {
-  if (g_new_slots.load(std::memory_order_acquire) == nullptr) return g_listed;
-  ThreadSlot* next = g_new_slots.exchange(nullptr, std::memory_order_acq_rel);
-  while (ThreadSlot* const slot = next) {
-    next = slot->next_new;
-    slot->is_new.exchange(false, std::memory_order_acq_rel);  // its thread may change next_new
-    slot->is_listed.store(true, std::memory_order_relaxed);
-    if (std::exchange(slot->is_in_list, true)) continue;
-    slot->next_listed = g_listed;
-    g_listed = slot;
-  }
-  return g_listed;
-}
-
-void unlist_idle_slots() noexcept {
-  ThreadSlot* idle = nullptr;
-  for (ThreadSlot** link = &g_listed; ThreadSlot* slot = *link;) {
-    if (!slot->queue.is_empty()) {
-      link = &slot->next_listed;
-      continue;
-    }
-    *link = slot->next_listed;
-    slot->next_listed = idle;
-    idle = slot;
-    slot->is_listed.store(false, std::memory_order_relaxed);
-  }
-  // A scope that begins after this finds that its slot is not listed. A scope that began before may not,
-  // but it is seen below, or it has ended, and its event is seen.
-  order_against_hooks();
-  while (ThreadSlot* const slot = idle) {
-    idle = slot->next_listed;
-    const bool is_in_scope = slot->scopes.load(std::memory_order_seq_cst) % 2 != 0;
-    slot->is_in_list = is_in_scope || !slot->queue.is_empty();
-    if (!slot->is_in_list) continue;
-    slot->is_listed.store(true, std::memory_order_relaxed);
-    slot->next_listed = g_listed;
-    g_listed = slot;
-  }
-}
 
 ThreadSlot* detail::claim_slot() noexcept {
   ThreadSlot* slot = all_thread_slots();
@@ -161,14 +110,8 @@ bool noted_hooks_have_ended() noexcept {
 }
 
 void reset_thread_slots_after_fork() noexcept {
-  g_listed = nullptr;
-  g_new_slots.store(nullptr, std::memory_order_relaxed);
   for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) {
-    slot->is_listed.store(false, std::memory_order_relaxed);
-    slot->is_new.store(false, std::memory_order_relaxed);
-    slot->is_in_list = false;
     slot->scopes.store(0, std::memory_order_relaxed);
-    slot->queue.clear();
     slot->forward.reset();
     if (slot == detail::this_thread) continue;
     slot->captures = nullptr;  // on the stack of a thread that is gone

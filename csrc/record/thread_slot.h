@@ -15,7 +15,6 @@
 #include <cstdint>
 
 #include "frames/walk_memo.h"
-#include "record/event_queue.h"
 #include "record/forward_cursor.h"
 
 namespace pytracer {
@@ -32,11 +31,6 @@ struct ThreadSlot {
   int16_t requested_on = 0;  // the block's device
   bool is_native = false;    // the thread has had an event outside of Python code
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
-  EventQueue queue;  // events for the CPU's log
-  // Whether the slot is in the list of slots whose queue may have events. Its thread sets is_new alone.
-  std::atomic<bool> is_listed{false}, is_new{false};
-  bool is_in_list = false;
-  ThreadSlot *next_listed = nullptr, *next_new = nullptr;
   ForwardCursor forward;
   ThreadSlot* next = nullptr;
   WalkMemo walks;
@@ -70,15 +64,6 @@ inline ThreadSlot* thread_slot() noexcept {
 
 // All slots, linked by `next`.
 ThreadSlot* all_thread_slots() noexcept;
-
-// The slots whose queue may have events, so that who writes the events does not look at all slots.
-//
-// The slot's thread, in a scope, after it has queued an event: if the slot is not listed.
-__attribute__((cold, noinline)) void list_slot(ThreadSlot& slot) noexcept;
-// Under the lock of the CPU's log, as the next: the listed slots, linked by `next_listed`.
-ThreadSlot* listed_slots() noexcept;
-// Takes those slots out whose queue is empty. Takes microseconds, because an event costs one load alone.
-void unlist_idle_slots() noexcept;
 
 class HookScope {
  public:

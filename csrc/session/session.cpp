@@ -193,8 +193,7 @@ DeviceLog::Position Session::position_of(size_t device) const {
 
 DeviceView Session::device_view(size_t index, DeviceLog::Capture capture) const {
   const Cursor& cursor = cursors_[index];
-  // Other sessions' queued events are written, so that `first` and the ring are of one instant.
-  if (stopped()) capture.ring = cursor.log->position().ring;
+  if (stopped()) capture.ring = cursor.log->ring();  // may have been replaced since
   if (cursor.has_events()) capture.end = std::min(capture.end, cursor.end);
   const uint64_t end = capture.end;
   const uint64_t begin = cursor.has_events() ? cursor.begin : end;
@@ -344,7 +343,7 @@ Session::Stats Session::stats() {
   for (size_t i = 0; i < cursors_.size(); ++i) {
     const Cursor& cursor = cursors_[i];
     const DeviceLog& log = *cursor.log;
-    const DeviceView view = device_view(i, {position_of(i), {}, {}});  // writes what was queued
+    const DeviceView view = device_view(i, {position_of(i), {}, {}});
     uint64_t live_blocks = log.live().blocks();
     uint64_t live_block_bytes = log.live().block_bytes();
     if (stopped()) {

@@ -42,9 +42,18 @@ class LinearHash {
 
   // Unlinks `item`, which must be in the index.
   void erase(uint32_t item) noexcept {
-    uint32_t* link = &bucket(items_.hash(item));
-    while (*link != item) link = &items_.next(*link);
-    *link = items_.next(item);
+    erase_at(link_of(items_.hash(item), [item](uint32_t candidate) { return candidate == item; }));
+  }
+  // The same in two steps, for a user who looks before it erases: the link to the first item for which
+  // `matches(item)`, or to 0, until the next change.
+  template <class Matches>
+  uint32_t& link_of(uint64_t hash, Matches matches) noexcept {
+    uint32_t* link = &bucket(hash);
+    while (*link != 0 && !matches(*link)) link = &items_.next(*link);
+    return *link;
+  }
+  void erase_at(uint32_t& link) noexcept {
+    link = items_.next(link);
     --size_;
   }
 

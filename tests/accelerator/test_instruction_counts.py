@@ -6,11 +6,11 @@ from instructions import CannotCountError, Figure, count, limit
 # The counted instructions of a pair (with g++ 12; torch 2.15.0, torch_npu 2.13.0), and the number
 # of frames of each recorded stack. `pytest -rP` prints the current counts.
 CASES = {
-    "without stacks": ({"cuda": 832, "npu": 810}, []),
-    "allocations' stacks, 5 frames": ({"cuda": 1008, "npu": 986}, [5]),
-    "allocations' stacks, 40 frames": ({"cuda": 1211, "npu": 1189}, [40]),
-    "all stacks, 5 frames": ({"cuda": 1571, "npu": 1549}, [5, 5]),
-    "all stacks, 40 frames": ({"cuda": 2327, "npu": 2305}, [40, 40]),
+    "without stacks": ({"cuda": 777, "npu": 755}, []),
+    "allocations' stacks, 5 frames": ({"cuda": 953, "npu": 931}, [5]),
+    "allocations' stacks, 40 frames": ({"cuda": 1156, "npu": 1134}, [40]),
+    "all stacks, 5 frames": ({"cuda": 1516, "npu": 1494}, [5, 5]),
+    "all stacks, 40 frames": ({"cuda": 2272, "npu": 2250}, [40, 40]),
 }
 
 

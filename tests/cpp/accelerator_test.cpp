@@ -18,8 +18,10 @@
 #include "snapshot/annotations.h"
 #include "check.h"
 #include "fake_frame_walk.h"
+#include "record/device_log_record.h"
 #include "session/session.h"
 #include "record/recorder.h"
+#include "record/thread_slot.h"
 #include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
 #include "view/events.h"
@@ -317,6 +319,91 @@ TEST(a_free_that_completes_at_once_is_one_event) {
   free(64, [&] { longer.start(); });  // with a larger ring
   CHECK(actions(recording.session.events().devices[0]) == two);
   CHECK(actions(longer.events().devices[0]) == Actions{PYTRACER_FREE_COMPLETED});
+}
+
+TEST(a_free_is_two_events_if_anything_differs_or_comes_between) {
+  Recording recording;
+  Recorder::instance().set_walking(true);
+  const pytracer_labels labels = {"compiled", "", ""}, other_labels = {"other", "", ""};
+  const auto completed = [&](uint64_t address, const pytracer_labels* given = nullptr) {
+    record(0, PYTRACER_FREE_COMPLETED, address, 1, 0, given);
+  };
+  // The events of a free whose request is followed by `rest`.
+  const auto events_of = [&](auto rest, const pytracer_labels* given = nullptr) {
+    recording.session.clear();
+    thread_slot()->phase = 0;
+    run_frames({frame_at(1, 1)});
+    record(0, PYTRACER_ALLOC, 64, 1);
+    record(0, PYTRACER_FREE_REQUESTED, 64, 1, 0, given);
+    rest();
+    return copy_events(recording.session.events().devices[0]);
+  };
+  const auto check_two = [&](const std::vector<Event>& events, size_t request, size_t completion) {
+    CHECK(events[request].action == PYTRACER_FREE_REQUESTED && events[request].address == 64);
+    CHECK(events[completion].action == PYTRACER_FREE_COMPLETED && events[completion].address == 64);
+    CHECK(events[request].alloc_stack == events[0].stack && events[0].stack != 0);
+    CHECK(events[completion].alloc_stack == events[0].stack);
+  };
+  // The same labels make one event, which has them.
+  const std::vector<Event> one = events_of([&] { completed(64, &labels); }, &labels);
+  CHECK(one.size() == 2 && one[1].action == kFree && one[1].metadata != 0);
+  CHECK(one[1].alloc_stack == one[0].stack && one[1].size == 1);
+  // Another stack, phase or label of the completion
+  check_two(events_of([&] {
+              run_frames({frame_at(1, 7)});
+              completed(64);
+            }), 1, 2);
+  check_two(events_of([&] {
+              thread_slot()->phase = 3;
+              completed(64);
+            }), 1, 2);
+  check_two(events_of([&] { completed(64, &other_labels); }, &labels), 1, 2);
+  // Another event of the device between the two: of another block, or a marker
+  check_two(events_of([&] {
+              completed(128);
+              completed(64);
+            }), 1, 3);
+  check_two(events_of([&] {
+              record(0, PYTRACER_ALLOC, 192, 1);
+              completed(64);
+              completed(192);
+            }), 1, 3);
+  check_two(events_of([&] {
+              record(0, PYTRACER_SNAPSHOT, 0, 0);
+              completed(64);
+            }), 1, 3);
+  // An event of another device does not come between them.
+  CHECK(events_of([&] {
+          record(1, PYTRACER_ALLOC, 64, 1);
+          completed(64);
+          record(1, PYTRACER_FREE_COMPLETED, 64, 1);
+        }).back().action == kFree);
+  // A change of mode: the request is an event, the completion comes while none are recorded.
+  CHECK(events_of([&] {
+          recording.session.start(false, true);
+          completed(64);
+          recording.session.start(true, true);
+        }).back().action == PYTRACER_FREE_REQUESTED);
+  CHECK(recording.session.view().devices[0].capture.blocks.empty());
+  // A request that nothing follows is an event, and its block is alive.
+  CHECK(events_of([] {}).back().action == PYTRACER_FREE_REQUESTED);
+  CHECK(recording.session.view().devices[0].capture.blocks.size() == 1);
+  thread_slot()->phase = 0;
+  run_frames({});
+}
+
+TEST(stacks_are_copied_from_a_request_that_waits_for_its_completion) {
+  DeviceLog log(0, 10);
+  log.set_mode(Mode::on, Context::all);
+  pytracer_event request{};
+  request.address = 64;
+  log.record(request, PYTRACER_FREE_REQUESTED, 7, 0);
+  std::vector<uint32_t> found;
+  uint32_t ids[DeviceLog::kStackBurst];
+  for (DeviceLog::StackScan scan; scan.part != DeviceLog::StackScan::done;) {
+    found.insert(found.end(), ids, ids + log.copy_stacks(scan, ids));
+  }
+  CHECK(std::count(found.begin(), found.end(), 7) == 1);
 }
 
 TEST(a_stack_is_never_one_of_an_earlier_sessions_table) {

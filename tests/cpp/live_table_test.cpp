@@ -15,9 +15,9 @@ bool insert(LiveTable& table, uint64_t address, uint64_t size) {
   return table.insert(address, size, static_cast<uint32_t>(size)).done;
 }
 bool remove(LiveTable& table, uint64_t address) {
-  const LiveBlock* found = table.find(address);
-  if (found != nullptr) table.remove(*found);
-  return found != nullptr;
+  const LiveBlock* const taken = table.take(address);
+  CHECK(taken == nullptr || taken->address == address);
+  return taken != nullptr;
 }
 void check_same(const std::vector<LiveBlock>& live, const std::map<uint64_t, uint64_t>& model) {
   CHECK(live.size() == model.size());

@@ -391,7 +391,7 @@ TEST(cuts_are_consistent_under_fire) {
 }
 
 // Each block is allocated by one thread and freed by another, which hands its address back. So the
-// order of all events of an address is known, whichever threads found the log taken.
+// order of all events of an address is known, whichever threads wait for the log.
 TEST(a_free_comes_after_its_allocation_by_another_thread) {
   Session session(options(1 << 20));
   session.start();
@@ -428,7 +428,7 @@ TEST(a_free_comes_after_its_allocation_by_another_thread) {
   for (size_t i = 1; i < events.size(); ++i) CHECK(events[i - 1].ticks <= events[i].ticks);
 }
 
-TEST(a_reader_sees_what_threads_have_queued) {
+TEST(a_reader_sees_each_event_whose_hook_has_returned) {
   Session session(options(1000));
   session.start();
   for (uint64_t round = 1; round <= 50; ++round) {
@@ -438,59 +438,6 @@ TEST(a_reader_sees_what_threads_have_queued) {
     CHECK(session.events().devices[0].capture.end == 2 * round);
     CHECK(session.stats().devices[0].live_blocks == 2 * round);
   }
-}
-
-TEST(only_the_queues_of_threads_that_have_events_are_looked_at) {
-  Session session(options(1000));
-  session.start();
-  // GIVEN many threads that existed at the same time, recorded an event, and have ended or wait
-  constexpr uint64_t kThreads = 60;
-  std::atomic<uint64_t> ready{0};
-  std::atomic<bool> end{false}, more{false};
-  std::vector<std::thread> waiting, ended;
-  for (uint64_t t = 1; t <= kThreads; ++t) {
-    (t % 2 == 0 ? waiting : ended).emplace_back([&, t] {
-      alloc(64 * t, 1);
-      ++ready;
-      while (ready < kThreads || (t % 2 == 0 && !more)) std::this_thread::yield();
-      if (t % 2 == 0) alloc(64 * (kThreads + t), 1);
-    });
-  }
-  for (std::thread& thread : ended) thread.join();
-  // WHEN one thread goes on
-  for (uint64_t i = 0; i < 20'000; ++i) {
-    alloc(64 * 1000, 1);
-    release(64 * 1000);
-  }
-  // THEN hardly any other queue is looked at
-  uint64_t listed = 0;
-  for (const ThreadSlot* slot = listed_slots(); slot; slot = slot->next_listed) ++listed;
-  CHECK(listed <= 2);
-  // AND when the waiting threads go on, no event is lost
-  more = true;
-  for (std::thread& thread : waiting) thread.join();
-  CHECK(session.stats().devices[0].live_blocks == kThreads + kThreads / 2);
-}
-
-// Events wait in the queues of two threads, in the order of time by turns.
-TEST(queued_events_are_written_in_the_order_of_time) {
-  Session session(options(1000));
-  session.start();
-  constexpr uint64_t kTurns = 4 * EventQueue::kCapacity;
-  std::atomic<uint64_t> turn{0};
-  const auto take_turns = [&](uint64_t own) {
-    for (uint64_t mine = own; mine < kTurns; mine += 2) {
-      while (turn != mine) std::this_thread::yield();
-      alloc(64 * (mine + 1), 1);
-      turn = mine + 1;
-    }
-  };
-  std::thread other([&] { take_turns(1); });
-  take_turns(0);
-  other.join();
-  const std::vector<Event> events = copy_events(session.events().devices[0]);
-  CHECK(events.size() == kTurns);
-  for (uint64_t i = 0; i < kTurns; ++i) CHECK(events[i].address == 64 * (i + 1));
 }
 
 // Ring and table are captured at the same instant: one block, which is alive after odd events.

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "check.h"
 
@@ -32,60 +31,6 @@ TEST(a_wait_for_hooks_ends_although_the_thread_is_always_in_a_hook) {
   stop = true;
   recording.join();
   CHECK(fewest <= 2);
-}
-
-TEST(events_are_found_while_idle_slots_are_unlisted) {
-  init_thread_slots();
-  const bool worked = detail::membarrier_works;
-  for (const bool works : {worked, false}) {
-    detail::membarrier_works = works;
-    // GIVEN threads that queue events, with pauses
-    constexpr uint64_t kThreads = 3, kEvents = 20'000;
-    std::atomic<uint64_t> queued[kThreads] = {}, written[kThreads] = {}, ready{0};
-    std::vector<std::thread> threads;
-    for (uint64_t t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&, t] {
-        ThreadSlot& slot = *thread_slot();
-        for (++ready; ready < kThreads;) std::this_thread::yield();  // each has a slot of its own
-        for (uint64_t i = 1; i <= kEvents; ++i) {
-          while (i - written[t] > EventQueue::kCapacity) std::this_thread::yield();
-          {
-            const HookScope scope(slot);
-            slot.queue.push({t, 0, 0, 0, 0, 0});
-            if (!slot.is_listed.load(std::memory_order_relaxed)) list_slot(slot);
-          }
-          queued[t] = i;
-          if (i % 64 == 0) std::this_thread::yield();
-        }
-      });
-    }
-    // WHEN another thread takes idle slots off the list all the time
-    uint64_t all = 0;
-    while (all < kThreads * kEvents) {
-      uint64_t before[kThreads];
-      for (uint64_t t = 0; t < kThreads; ++t) before[t] = queued[t];
-      for (ThreadSlot* slot = listed_slots(); slot != nullptr; slot = slot->next_listed) {
-        if (!slot->queue.begin_pass()) continue;
-        uint64_t found[kThreads] = {};
-        for (; const QueuedEvent* event = slot->queue.next(INT64_MAX); slot->queue.advance()) {
-          ++found[event->address];
-        }
-        slot->queue.end_pass();
-        for (uint64_t t = 0; t < kThreads; ++t) {
-          written[t] += found[t];
-          all += found[t];
-        }
-      }
-      // THEN it finds each event whose hook has returned
-      for (uint64_t t = 0; t < kThreads; ++t) CHECK(written[t] >= before[t]);
-      unlist_idle_slots();
-    }
-    for (std::thread& thread : threads) thread.join();
-    listed_slots();  // takes slots that were listed although their last event had been found
-    unlist_idle_slots();
-    CHECK(listed_slots() == nullptr);
-  }
-  detail::membarrier_works = worked;
 }
 
 TEST(hooks_are_waited_for_without_membarrier) {

@@ -19,6 +19,7 @@
 #include "check.h"
 #include "fake_frame_walk.h"
 #include "session/session.h"
+#include "stack_here.h"
 #include "record/recorder.h"
 #include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
@@ -330,7 +331,7 @@ TEST(a_stack_is_never_one_of_an_earlier_sessions_table) {
   record(0, PYTRACER_FREE_COMPLETED, 64, 1);
   const View view = recording.session.view();
   const uint32_t stack = copy_events(view.devices[0])[0].stack;
-  CHECK(view.stacks->has_stack(stack) && view.stacks->stack(stack).frames == 2);
+  CHECK(frames_of(*view.stacks, stack).innermost_first.size() == 2);
   run_frames({});
 }
 

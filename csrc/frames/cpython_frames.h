@@ -1,7 +1,7 @@
 // The layouts of CPython's frames, one for each version: the only place that knows them.
 //
-// For each version: PythonFrame, innermost_frame(), outer_frame(), code_object(), instruction() (an
-// id of the instruction, unique while its code object lives), instruction_offset() in bytes, and
+// For each version: PythonFrame, innermost_frame(), outer_frame(), code_object(), instruction() (a
+// number that no other instruction of a living code object has), instruction_offset() in bytes, and
 // is_shim() and is_incomplete(), which name the frames that sys._getframe() hides, and
 // is_first_thread_state(). None of these functions takes a reference, a lock or the GIL.
 // kPythonIsKnown is false for every other version, and with PYTRACER_NO_FRAMES, which CMake defines
@@ -49,7 +49,9 @@ inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return stat
 inline PythonFrame* outer_frame(PythonFrame* frame) noexcept { return frame->f_back; }
 inline PyCodeObject* code_object(PythonFrame* frame) noexcept { return frame->f_code; }
 inline uint64_t instruction(PythonFrame* frame) noexcept {
-  return static_cast<uint32_t>(frame->f_lasti);
+  // The instructions are apart from the code object, which is at a multiple of 16: so two numbers are
+  // equal only if a function has two million instructions.
+  return (reinterpret_cast<uint64_t>(frame->f_code) << 17) + static_cast<uint64_t>(frame->f_lasti + 1);
 }
 inline int32_t instruction_offset(PythonFrame* frame) noexcept {
   return frame->f_lasti * static_cast<int32_t>(sizeof(_Py_CODEUNIT));
@@ -117,8 +119,5 @@ inline bool is_first_thread_state(PyThreadState* state) noexcept {
   return state->id == 1 && state->interp == PyInterpreterState_Main();
 }
 #endif
-
-// Whether instruction() tells code objects apart: an address does, an offset (3.10) does not.
-constexpr bool kInstructionIsAddress = PY_VERSION_HEX >= 0x030b0000;
 
 }  // namespace pytracer

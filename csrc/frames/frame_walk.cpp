@@ -12,15 +12,12 @@ inline PythonFrame* skip_shims(PythonFrame* frame) noexcept {
   return frame;
 }
 
-// What WalkMemo::follow() reads of frames. Incomplete frames are hashed too, so that a memo's frames
-// are linked as those in memory are. Walk::keyed says when walk_frames() left one out: the stack
-// table does not keep that frame's code object, which may then be destroyed without a new seed.
+// What WalkMemo::follow() reads of frames. Hidden frames are noted too, so that a memo's frames are
+// linked as those in memory are.
 struct FrameAccess {
   using FramePointer = PythonFrame*;
-  static constexpr bool kInstructionsAreUnique = kInstructionIsAddress;
   static PythonFrame* outer(PythonFrame* frame) noexcept { return skip_shims(outer_frame(frame)); }
-  static const void* code(PythonFrame* frame) noexcept { return code_object(frame); }
-  static uint64_t instruction(PythonFrame* frame) noexcept { return pytracer::instruction(frame); }
+  static uint64_t place(PythonFrame* frame) noexcept { return instruction(frame); }
 };
 
 // Valid with and without the GIL: the thread state belongs to the thread.
@@ -55,19 +52,9 @@ bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
 
 bool runs_python(WalkMemo& memo) noexcept { return innermost_frame_here(memo) != nullptr; }
 
-Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
-  RawFrame* next = out;
-  RawFrame* const end = out + depth;
-  bool keyed = true;
-  PythonFrame* frame = innermost_frame_of(PyGILState_GetThisThreadState());
-  for (; frame != nullptr && next != end; frame = FrameAccess::outer(frame)) {
-    if (is_incomplete(frame)) {
-      keyed = false;
-    } else {
-      *next++ = {code_object(frame), instruction_offset(frame)};
-    }
-  }
-  return {static_cast<uint32_t>(next - out), frame != nullptr, keyed};
+RawFrame read_frame(const void* pointer) noexcept {
+  PythonFrame* const frame = static_cast<PythonFrame*>(const_cast<void*>(pointer));
+  return {code_object(frame), instruction_offset(frame), is_incomplete(frame)};
 }
 
 std::string frame_walk_problem() {
@@ -75,27 +62,27 @@ std::string frame_walk_problem() {
     return "pytracer does not know the frames of Python " +
            std::string(Py_GetVersion()).substr(0, 6) + ", only of 3.10 to 3.14 with the GIL";
   }
-  RawFrame ours[kMaxStackDepth];
-  const uint32_t count = walk_frames(ours, kMaxStackDepth).frames;
+  PythonFrame* ours = innermost_frame_of(PyGILState_GetThisThreadState());
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  uint32_t index = 0;
   bool same = true;
-  while (frame != nullptr && index < kMaxStackDepth) {
+  while (frame != nullptr && same) {
+    while (ours != nullptr && is_incomplete(ours)) ours = FrameAccess::outer(ours);
     PyCodeObject* code = PyFrame_GetCode(frame);
 #if PY_VERSION_HEX >= 0x030b0000
     const int32_t offset = PyFrame_GetLasti(frame);
 #else
     const int32_t offset = frame->f_lasti * static_cast<int32_t>(sizeof(_Py_CODEUNIT));
 #endif
-    same = same && index < count && ours[index].code == code && ours[index].offset == offset;
-    ++index;
+    same = ours != nullptr && code_object(ours) == code && instruction_offset(ours) == offset;
+    if (same) ours = FrameAccess::outer(ours);
     Py_DECREF(code);
     PyFrameObject* back = PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = back;
   }
   Py_XDECREF(frame);
-  if (same && index == count) return {};
+  while (ours != nullptr && is_incomplete(ours)) ours = FrameAccess::outer(ours);
+  if (same && ours == nullptr) return {};
   return "this Python's frames (" + std::string(Py_GetVersion()) +
          ") have another layout than those that pytracer was compiled for";
 }

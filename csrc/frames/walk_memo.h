@@ -1,15 +1,18 @@
-// The frames of a thread's last walk, so that the next walk hashes only the frames that changed.
+// The frames of a thread's last walk, with the node of each in the calling-context tree, so that the next
+// walk looks up only the frames that changed.
 //
 // 1. One thread uses a memo at a time. Entries are compared with the thread's frames and never
 //    dereferenced: a frame is read only because the thread state or its callee points to it. So
 //    every walk is exact, whatever the memo held before, even another thread's frames.
-// 2. A key depends on the innermost `depth` frames alone. The seed tells apart code objects that had
-//    the same address one after the other.
-// 3. Bounded: kCapacity entries. Only as many entries as the deepest walk needs are ever touched.
-// 4. A loop often allocates and frees by turns, on two lines of one function. So the memo keeps the
-//    innermost frame's last two instructions, each with its hash and its stack.
+// 2. A walk compares the innermost `depth` frames. The memo may have noted more: those further out
+//    are as they were when they were compared last. So a node's path is exact in its innermost
+//    `depth` frames alone. The base of the path, around the outermost frame, says so.
+// 3. Nodes hold under one seed. The table changes it whenever a node may mean other frames.
+// 4. Bounded: kCapacity entries. Only as many entries as the deepest walk needs are ever touched.
+// 5. A loop often allocates and frees by turns, on two lines of one function. So the memo keeps the
+//    innermost frame's last two instructions, each with its node.
 //
-// Why a memo is faster than hashing each frame: the processor predicts that the next frame is the
+// Why a memo is faster than looking at each frame: the processor predicts that the next frame is the
 // noted one, so it reads several frames at once instead of waiting for each link.
 #pragma once
 
@@ -17,32 +20,56 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "frames/walk_key.h"
-
 namespace pytracer {
 
 constexpr uint32_t kMaxStackDepth = 1024;
 
+// What a path in the calling-context tree begins with, as a number of 12 bits, not 0.
+class PathBase {
+ public:
+  static uint32_t number(uint32_t depth, bool is_cut) noexcept { return depth | (is_cut ? kCut : 0); }
+  static uint32_t depth(uint32_t base) noexcept { return base & (kCut - 1); }
+  static bool is_cut(uint32_t base) noexcept { return base >= kCut; }  // frames are missing there
+
+ private:
+  static constexpr uint32_t kCut = 1u << 11;
+};
+
+// The hash of a path, outermost frame first. `place` is a frame's instruction, or what stands in the
+// place of one.
+class PathHash {
+ public:
+  static uint32_t of_base(uint32_t base) noexcept { return extended(0, base); }
+  static uint32_t extended(uint32_t outer, uint64_t place) noexcept {
+    place *= 0xd6e8feb86659fd93ull;
+    return outer * 0x9e3779b5u + static_cast<uint32_t>(place ^ place >> 32);
+  }
+};
+
 class WalkMemo {
  public:
+  static constexpr uint32_t kSlack = 16;  // frames noted beyond `depth`, for calls that return
+  static constexpr uint32_t kCapacity = kMaxStackDepth + 4 * kSlack;
+
   // Notes the innermost `depth` frames, at least one; `innermost` is not null. Returns true if
   // `stack` is the stack of this walk. So it is if frames, depth and seed equal those of the last
   // walk. So it is, too, if they equal those of the walk before the last one, and these two walks
-  // differ in the innermost instruction alone.
-  // `Access` reads frames: FramePointer, outer(), code(), instruction(), and
-  // kInstructionsAreUnique, which says that no two live code objects share an instruction.
+  // differ in the innermost instruction alone. Otherwise the nodes from first_unknown() on have to be set.
+  // `Access` reads frames: FramePointer, outer(), and place(), which no two instructions of live
+  // code objects share.
   template <class Access>
   bool follow(typename Access::FramePointer innermost, uint32_t depth, uint64_t seed) noexcept {
     if (depth == depth_ && seed == seed_ && outer_frames_are_same<Access>(innermost)) {
-      if (is_at_top<Access>(tops_[last_], innermost)) return true;
+      if (tops_[last_].place == Access::place(innermost)) return true;
       last_ ^= 1;
-      if (is_at_top<Access>(tops_[last_], innermost)) return true;
-      note_top<Access>(innermost);
+      if (tops_[last_].place == Access::place(innermost)) return true;
+      note_top(Access::place(innermost));
       return false;
     }
-    if (!update<Access>(innermost, depth)) start_over<Access>(innermost, depth);
+    const bool may_hold = depth == depth_ && seed == seed_;
     depth_ = depth;
     seed_ = seed;
+    if (!may_hold || !update<Access>(innermost)) start_over<Access>(innermost);
     return false;
   }
 
@@ -51,50 +78,52 @@ class WalkMemo {
   bool is_at(typename Access::FramePointer innermost, uint32_t depth,
              uint64_t seed) const noexcept {
     return size_ != 0 && depth == depth_ && seed == seed_ &&
-           entries_[size_ - 1].frame == innermost && is_at_top<Access>(tops_[last_], innermost);
+           entries_[size_ - 1].frame == innermost && tops_[last_].place == Access::place(innermost);
   }
 
-  // The key of the last walk.
-  WalkKey key() noexcept {
-    WalkHash hash = tops_[last_].hash;
-    if (size_ > depth_) {
-      if (depth_ != exponent_) {
-        exponent_ = depth_;
-        power_ = WalkHash::power(depth_);
-      }
-      hash = hash.without(entries_[size_ - depth_ - 1].hash, power_);
-    }
-    return hash.key(seed_, truncated_);
+  // Of the last walk: the entries, outermost first. Those before first_unknown() have nodes; the others
+  // are of this walk, so their frames may be read. The innermost one, the top, is set by set_stack().
+  uint64_t seed() const noexcept { return seed_; }
+  bool is_truncated() const noexcept { return truncated_; }  // there are more than `depth` frames
+  uint32_t base() const noexcept { return PathBase::number(depth_, is_cut_); }
+  uint32_t size() const noexcept { return size_; }
+  uint32_t first_unknown() const noexcept { return first_unknown_; }
+  struct Entry {
+    const void* frame;
+    uint64_t place;  // of the top: unspecified, as all that follows
+    uint32_t hash;   // of the path from the outermost entry to this one
+    uint32_t node;   // in the tree of the seed
+  };
+  Entry* entry(uint32_t i) noexcept { return entries_ + i; }
+  const Entry* entry(uint32_t i) const noexcept { return entries_ + i; }
+  uint64_t top_place() const noexcept { return tops_[last_].place; }
+  uint32_t top_hash() const noexcept { return tops_[last_].hash; }
+  void set_stack(uint32_t stack, uint32_t node) noexcept {
+    tops_[last_].stack = stack;
+    tops_[last_].node = node;
   }
 
-  // Prepares the memo for another thread: the next walk counts as changed.
+  // The next walk notes all frames anew.
+  void start_afresh() noexcept { size_ = 0; }
+  // Prepares the memo for another thread.
   void forget() noexcept {
     size_ = 0;
     lasting_thread_state = nullptr;
   }
 
-  // The stack id of the last walk, which the caller notes; 0: unknown.
+  // The number of the last walk's node; 0: unknown.
   uint32_t stack() const noexcept { return tops_[last_].stack; }
-  void set_stack(uint32_t stack) noexcept { tops_[last_].stack = stack; }
 
   // The thread's PyThreadState, if it lives as long as there are walks; null: unknown.
   void* lasting_thread_state = nullptr;
 
  private:
-  static constexpr uint32_t kSlack = 16;  // frames noted beyond `depth`, for calls that return
-  static constexpr uint32_t kCapacity = kMaxStackDepth + 4 * kSlack;
   static constexpr uint32_t kBuckets = 256;
 
-  struct Entry {  // of the innermost frame, only `frame` counts: the rest is in a Top
-    const void* frame;
-    uint64_t instruction;
-    const void* code;
-    WalkHash hash;  // of the frames from the outermost entry to this one
-  };
   struct Top {  // the innermost frame at one of the last two walks
-    uint64_t instruction = 0;
-    const void* code = nullptr;  // null: there was no such walk
-    WalkHash hash{0, 0};
+    uint64_t place = 0;  // 0: there was no such walk
+    uint32_t hash = 0;
+    uint32_t node = 0;
     uint32_t stack = 0;
   };
 
@@ -102,39 +131,26 @@ class WalkMemo {
   // last walk.
   template <class Access>
   bool outer_frames_are_same(typename Access::FramePointer innermost) const noexcept;
-  // Keeps the entries of the innermost `depth` frames that still hold, and notes the other frames.
+  // Keeps the entries of the innermost `depth_` frames that still hold, and notes the other frames.
   // False: too much has changed.
   template <class Access>
-  bool update(typename Access::FramePointer innermost, uint32_t depth) noexcept;
+  bool update(typename Access::FramePointer innermost) noexcept;
   // Notes all frames anew.
   template <class Access>
-  void start_over(typename Access::FramePointer innermost, uint32_t depth) noexcept;
+  void start_over(typename Access::FramePointer innermost) noexcept;
 
-  template <class Access>
-  static bool holds(const Entry& entry, typename Access::FramePointer frame) noexcept {
-    return entry.instruction == Access::instruction(frame) &&
-           (Access::kInstructionsAreUnique || entry.code == Access::code(frame));
-  }
-  template <class Access>
-  static bool is_at_top(const Top& top, typename Access::FramePointer innermost) noexcept {
-    return top.instruction == Access::instruction(innermost) &&
-           (Access::kInstructionsAreUnique || top.code == Access::code(innermost));
+  uint32_t outer_hash(uint32_t i) const noexcept {
+    return i != 0 ? entries_[i - 1].hash : PathHash::of_base(base());
   }
   // Notes the innermost frame's instruction, which is new, as that of the last walk.
-  template <class Access>
-  void note_top(typename Access::FramePointer innermost) noexcept {
-    const WalkHash outer = size_ > 1 ? entries_[size_ - 2].hash : WalkHash{0, 0};
-    Top& top = tops_[last_];
-    top.instruction = Access::instruction(innermost);
-    top.code = Access::code(innermost);
-    top.hash = outer.extended(top.code, top.instruction);
-    top.stack = 0;
+  void note_top(uint64_t place) noexcept {
+    first_unknown_ = size_ - 1;
+    tops_[last_] = {place, PathHash::extended(outer_hash(size_ - 1), place), 0, 0};
   }
   template <class Access>
   static void note(Entry& entry, typename Access::FramePointer frame) noexcept {
     entry.frame = frame;
-    entry.instruction = Access::instruction(frame);
-    entry.code = Access::code(frame);
+    entry.place = Access::place(frame);
   }
   // Hides from the compiler that the result is compared with the true link next. Otherwise the
   // processor would wait for the link.
@@ -145,15 +161,15 @@ class WalkMemo {
   }
 
   // Hashes the entries from `first` on, which are new, and sets the number of entries.
-  void extend(Entry* first, uint32_t size) noexcept {
+  void extend(uint32_t first, uint32_t size) noexcept {
     size_ = size;
-    WalkHash hash = first == entries_ ? WalkHash{0, 0} : first[-1].hash;
-    for (Entry* entry = first; entry < entries_ + size; ++entry) {
-      hash = entry->hash = hash.extended(entry->code, entry->instruction);
-      places_[bucket(entry->frame)] = static_cast<uint16_t>(entry - entries_);
+    first_unknown_ = first;
+    uint32_t hash = outer_hash(first);
+    for (uint32_t i = first; i < size; ++i) {
+      hash = entries_[i].hash = PathHash::extended(hash, entries_[i].place);
+      places_[bucket(entries_[i].frame)] = static_cast<uint16_t>(i);
     }
-    const Entry& top = entries_[size - 1];
-    tops_[0] = {top.instruction, top.code, top.hash, 0};
+    tops_[0] = {entries_[size - 1].place, hash, 0, 0};
     tops_[1] = {};
     last_ = 0;
   }
@@ -167,13 +183,13 @@ class WalkMemo {
   }
 
   uint32_t size_ = 0;
-  bool truncated_ = false;  // the last walk had more than `depth_` frames
+  bool truncated_ = false;
+  bool is_cut_ = false;  // there are more frames than entries
   uint32_t depth_ = 0;
   uint64_t seed_ = 0;
   uint32_t last_ = 0;  // which top belongs to the last walk
-  uint32_t exponent_ = 0;
+  uint32_t first_unknown_ = 0;
   Top tops_[2];
-  WalkHash power_ = WalkHash::power(0);  // WalkHash::power(exponent_)
   uint16_t places_[kBuckets] = {};
   Entry entries_[kCapacity];  // outermost first; unspecified from `size_` on
 };

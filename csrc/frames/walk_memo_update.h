@@ -13,7 +13,7 @@ inline bool WalkMemo::outer_frames_are_same(typename Access::FramePointer frame)
   const Entry* const bottom = size_ > depth_ ? entries_ + (size_ - depth_) : entries_;
   const auto is_same = [&](const Entry& noted) {
     const auto outer = predicted<Access>(noted.frame);
-    if (Access::outer(frame) != outer || !holds<Access>(noted, outer)) return false;
+    if (Access::outer(frame) != outer || noted.place != Access::place(outer)) return false;
     frame = outer;
     return true;
   };
@@ -30,13 +30,13 @@ inline bool WalkMemo::outer_frames_are_same(typename Access::FramePointer frame)
 }
 
 template <class Access>
-inline bool WalkMemo::update(const typename Access::FramePointer innermost,
-                             uint32_t depth) noexcept {
+inline bool WalkMemo::update(const typename Access::FramePointer innermost) noexcept {
+  const uint32_t depth = depth_;
   if (size_ != 0) {
     Entry& last = entries_[size_ - 1];
-    last.instruction = tops_[last_].instruction;
-    last.code = tops_[last_].code;
+    last.place = tops_[last_].place;
     last.hash = tops_[last_].hash;
+    last.node = tops_[last_].node;
   }
   uint32_t added = 0;
   auto frame = innermost;
@@ -49,7 +49,7 @@ inline bool WalkMemo::update(const typename Access::FramePointer innermost,
   Entry* const bottom = size > depth ? entries_ + (size - depth) : entries_;
   Entry* changed = top + 1;
   for (Entry* entry = top;; --entry) {
-    if (!holds<Access>(*entry, frame)) {
+    if (entry->place != Access::place(frame)) {
       note<Access>(*entry, frame);
       changed = entry;
     }
@@ -58,28 +58,31 @@ inline bool WalkMemo::update(const typename Access::FramePointer innermost,
     if (Access::outer(frame) != outer) return false;
     frame = outer;
   }
-  truncated_ = Access::outer(frame) != nullptr;
-  if ((truncated_ && size < depth) || size > kCapacity) return false;
+  // The entries outside of the compared ones have to stand for frames if there are any, and for none
+  // if there are none.
+  const bool has_more = Access::outer(frame) != nullptr;
+  const bool has_more_entries = bottom != entries_ || is_cut_;
+  if (has_more != has_more_entries || (has_more && size < depth) || size > kCapacity) return false;
+  truncated_ = has_more;
   frame = innermost;
   for (Entry* entry = entries_ + size - 1; entry > top; --entry, frame = Access::outer(frame)) {
     note<Access>(*entry, frame);
   }
-  extend(changed, size);
+  extend(std::min(static_cast<uint32_t>(changed - entries_), size - 1), size);
   return true;
 }
 
 template <class Access>
-inline void WalkMemo::start_over(const typename Access::FramePointer innermost,
-                                 uint32_t depth) noexcept {
-  const uint32_t most = depth + std::min(depth, kSlack);
+inline void WalkMemo::start_over(const typename Access::FramePointer innermost) noexcept {
+  const uint32_t most = depth_ + std::min(depth_, kSlack);
   uint32_t size = 0;
-  for (auto frame = innermost; frame != nullptr && size < most; frame = Access::outer(frame)) {
-    ++size;
-  }
   auto frame = innermost;
+  for (; frame != nullptr && size < most; frame = Access::outer(frame)) ++size;
+  is_cut_ = frame != nullptr;
+  truncated_ = size > depth_;
+  frame = innermost;
   for (uint32_t i = size; i-- > 0; frame = Access::outer(frame)) note<Access>(entries_[i], frame);
-  truncated_ = size > depth;
-  extend(entries_, size);
+  extend(0, size);
 }
 
 }  // namespace pytracer

@@ -43,21 +43,11 @@ struct EventRecord {
   int8_t device;
 };
 
-// What an array of events is a view of. Python has the ids as plain numbers, so their stacks are held.
+// What an array of events is a view of. Python has the stacks as plain numbers, so they are kept.
 struct Rows {
   std::vector<EventRecord> rows;
-  std::shared_ptr<StackTable> stacks;
+  StackTable::Generations stacks;
 };
-
-std::vector<uint32_t> stacks_of(const std::vector<EventRecord>& rows) {
-  std::vector<uint32_t> ids;
-  ids.reserve(2 * rows.size());
-  for (const EventRecord& row : rows) {
-    ids.push_back(row.stack);
-    ids.push_back(row.alloc_stack);
-  }
-  return ids;
-}
 
 py::array_t<EventRecord> events_of(Session& session) {
   auto owned = std::make_unique<Rows>();
@@ -65,6 +55,8 @@ py::array_t<EventRecord> events_of(Session& session) {
   {
     OutsideGil outside;
     const View view = session.events();
+    StackReader stacks(view.stacks);
+    const auto own = [&](uint32_t stack) { return stack != 0 ? stacks.of(stack).backward(stack).own : 0; };
     for (const DeviceView& device : view.devices) {
       const std::vector<Event> events = copy_events(device);
       uint64_t sequence = device.capture.end - events.size();
@@ -75,7 +67,6 @@ py::array_t<EventRecord> events_of(Session& session) {
           step = next_step++->number;
         }
         const Pool pool = device.capture.names->pool(event.pool);
-        const auto own = [&](uint32_t stack) { return view.stacks->backward(stack).own; };
         EventRecord row{sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
                         event.address, event.size, event.stream,
                         own(visible_stack(event, view.context)),
@@ -92,7 +83,7 @@ py::array_t<EventRecord> events_of(Session& session) {
         return a.time_ns < b.time_ns;
       });
     }
-    if (view.stacks) owned->stacks = session.hold_returned(stacks_of(rows));
+    if (view.stacks) owned->stacks = session.keep_returned();
   }
   const py::capsule owner(owned.get(), [](void* done) { delete static_cast<Rows*>(done); });
   owned.release();
@@ -102,31 +93,26 @@ py::array_t<EventRecord> events_of(Session& session) {
 // Returns the frames of a stack: [(filename, name, line), ...], innermost first.
 py::list frames_of(Session& session, int64_t stack) {
   py::list frames;
+  if (stack == 0) return frames;
+  const auto id = static_cast<uint32_t>(stack);
   const std::shared_ptr<StackTable> table = outside_gil([&] { return session.stacks(); });
   const uint32_t depth = outside_gil([&] { return session.options().stack_depth; });
-  if (stack == 0) return frames;
-  if (stack < 0 || stack > UINT32_MAX || !table ||
-      !table->has_stack(static_cast<uint32_t>(stack)) ||
-      !table->is_held(static_cast<uint32_t>(stack))) {
+  const auto tree = table && stack == id ? table->generation_of(id) : nullptr;
+  if (!tree || !tree->is_used(id)) {
     throw py::index_error("this tracer has no stack " + std::to_string(stack) +
                           "; events() has the stacks that frames() knows, and 0 stands for none");
   }
-  StackTable& stacks = *table;
-  stacks.resolve();
-  const StackTable::Stack& kept = stacks.stack(static_cast<uint32_t>(stack));
-  const auto text = [&](uint32_t id) {
-    const std::string& utf8 = stacks.string(id);
+  table->resolve();
+  const auto text = [&](uint32_t name) {
+    const std::string_view utf8 = tree->text(name);
     PyObject* decoded = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()),
                                              "surrogatepass");
     if (decoded == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::str>(decoded);
   };
-  const uint32_t count = std::min<uint32_t>(kept.frames, depth);
-  for (auto inner = static_cast<uint32_t>(stack); frames.size() < count;
-       inner = stacks.stack(inner).outer) {
-    const StackTable::Frame& frame = stacks.frame(stacks.stack(inner).frame);
-    frames.append(
-        py::make_tuple(text(stacks.filename(frame)), text(stacks.name(frame)), frame.line));
+  for (const uint32_t number : tree->frames(id, depth).innermost_first) {
+    const CallTree::Frame& frame = tree->frame(number);
+    frames.append(py::make_tuple(text(tree->filename(frame)), text(tree->name(frame)), frame.line));
   }
   return frames;
 }

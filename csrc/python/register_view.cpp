@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -28,16 +29,17 @@ namespace {
 std::set<std::pair<std::string, int64_t>> lines_in(
     const View& view, const std::optional<std::set<std::string>>& filenames, size_t most) {
   std::set<std::pair<std::string, int64_t>> lines;
-  const uint32_t frames = view.stacks ? view.stacks->resolved_frames() : 0;
-  std::unordered_map<uint32_t, bool> is_wanted;  // by the string id of the file
-  for (uint32_t id = 1; id < frames && lines.size() < most; ++id) {
-    const StackTable::Frame& frame = view.stacks->frame(id);
-    if (frame.line < 0) continue;  // of a place that is being used again
-    const uint32_t filename = view.stacks->filename(frame);
-    const auto [known, is_new] = is_wanted.emplace(filename, false);
-    const std::string& name = view.stacks->string(filename);
-    if (is_new) known->second = filenames ? filenames->count(name) != 0 : is_utf8(name);
-    if (known->second) lines.emplace(name, frame.line);
+  std::unordered_map<std::string_view, bool> is_wanted;  // by file
+  if (!view.stacks) return lines;
+  for (const auto& tree : view.stacks->generations()) {
+    for (uint32_t id = 1; id <= tree->resolved_frames() && lines.size() < most; ++id) {
+      const CallTree::Frame& frame = tree->frame(id);
+      const std::string_view text = tree->text(tree->filename(frame));
+      const auto [known, is_new] = is_wanted.emplace(text, false);
+      const std::string name(text);
+      if (is_new) known->second = filenames ? filenames->count(name) != 0 : is_utf8(name);
+      if (known->second) lines.emplace(name, frame.line);
+    }
   }
   return lines;
 }

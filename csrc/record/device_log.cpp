@@ -6,6 +6,7 @@
 
 #include "record/clock.h"
 #include "record/device_log_record.h"
+#include "record/stack_table.h"
 
 namespace pytracer {
 
@@ -142,33 +143,24 @@ std::vector<TensorUse> DeviceLog::uses(uint64_t begin, uint64_t end) {
   return found;
 }
 
-uint32_t DeviceLog::copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept {
+void DeviceLog::renew_stacks(StackScan& scan, StackTable& stacks) noexcept {
+  constexpr uint32_t kBurst = 32;  // while which writers wait
+  const auto renewed = [&](uint32_t stack) { return stacks.renewed(stack); };
   std::lock_guard lock(writer_lock_);
-  write_requested_alone();  // it may be the only place that has an id
-  // The ring comes last: a free takes an id from a live table to the ring, never back.
+  write_requested_alone();  // it may be the only place that has a stack
+  // The ring comes last: a free takes a stack from a live table to the ring, never back.
   if (scan.part != StackScan::ring) {
     const bool blocks = scan.part == StackScan::blocks;
-    const LiveTable& table = blocks ? tables_->blocks : tables_->segments;
-    const uint32_t copied = table.copy_stacks(scan.entry, kStackBurst, out);
-    if (scan.entry == 0) {
-      scan = {blocks ? StackScan::segments : StackScan::ring, 1, 0, ring_->head()};
-    }
-    return copied;
+    LiveTable& table = blocks ? tables_->blocks : tables_->segments;
+    table.renew_stacks(scan.entry, kBurst, renewed);
+    if (scan.entry != 0) return;
+    scan = {blocks ? StackScan::segments : StackScan::ring, 1, 0, ring_->head()};
+    return;
   }
-  Event events[kStackBurst / 2];
   const uint64_t begin = std::max(scan.next, ring_->oldest());
-  const uint64_t end = std::min(begin + kStackBurst / 2, scan.end);
-  scan.next = end;
-  if (begin >= end) {
-    scan.part = StackScan::done;
-    return 0;
-  }
-  uint32_t copied = 0;
-  for (uint64_t i = ring_->copy(begin, end, events); i < end; ++i) {
-    out[copied++] = events[i - begin].stack;
-    out[copied++] = events[i - begin].alloc_stack;
-  }
-  return copied;
+  scan.next = std::min(begin + kBurst / 2, scan.end);
+  for (uint64_t i = begin; i < scan.next; ++i) ring_->renew_stacks(i, renewed);
+  if (begin >= scan.end) scan.part = StackScan::done;
 }
 
 void DeviceLog::set_mode(Mode mode, Context context) {

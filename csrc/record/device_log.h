@@ -27,6 +27,8 @@
 
 namespace pytracer {
 
+class StackTable;
+
 // What is recorded of a device: the strongest wish of the sessions.
 enum class Mode : uint8_t {
   off,    // nothing
@@ -99,16 +101,14 @@ class DeviceLog {
   // at an address, if a known block does and events are recorded; a role that is kept, at the free.
   void note_use(uint64_t address, TensorRole role) noexcept;
 
-  // Copies a part of the stack ids that the log refers to. A series of calls copies every id that
-  // the log had at the first call; it may miss ids of later events. Returns how many were copied.
-  // Any thread, in a hook.
+  // Brings a part of the stacks that the log refers to into the table's newest generation. A series of
+  // calls does so with every stack that the log had at the first call. Any thread, in a hook.
   struct StackScan {
     enum Part { blocks, segments, ring, done } part = blocks;
     uint32_t entry = 1;
     uint64_t next = 0, end = 0;  // events of the ring
   };
-  static constexpr uint32_t kStackBurst = 128;
-  uint32_t copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept;
+  void renew_stacks(StackScan& scan, StackTable& stacks) noexcept;
 
   // Control thread (under the registry's control lock), all below.
   // The live tables start empty when the mode was off: frees were not seen meanwhile.

@@ -26,13 +26,13 @@ class DeviceNames {
   // Writer.
   uint16_t intern_pool(uint64_t high, uint64_t low) noexcept {
     if ((high | low) == 0) return 0;  // before a Pool is stored and read back, which is slow
-    return pools_.intern(bytes_of(Pool{high, low}));
+    return static_cast<uint16_t>(pools_.intern(bytes_of(Pool{high, low})));
   }
   __attribute__((noinline, cold)) uint16_t intern_labels(const pytracer_labels& labels) noexcept {
     const Labels numbers{intern_text(labels.compile_context),
                          intern_text(labels.user_metadata),
                          intern_text(labels.internal_metadata)};
-    return labels_.intern(bytes_of(numbers));
+    return static_cast<uint16_t>(labels_.intern(bytes_of(numbers)));
   }
 
   Pool pool(uint16_t number) const noexcept {
@@ -48,7 +48,7 @@ class DeviceNames {
 
  private:
   uint16_t intern_text(const char* text) noexcept {
-    return *text == 0 ? uint16_t{0} : texts_.intern(text);
+    return static_cast<uint16_t>(*text == 0 ? 0 : texts_.intern(text));
   }
   template <class T>
   static std::string_view bytes_of(const T& value) noexcept {

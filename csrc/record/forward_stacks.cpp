@@ -50,7 +50,7 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
       forward.is_exact = forward.is_exact && fits(forward, state.node, types.output(type));
     }
     const uint32_t id = stacks.intern_backward(
-        {own, forward.stack, type, forward.is_exact, forward.phase, parameter}, seed);
+        {own, forward.stack, type, forward.is_exact, forward.phase, parameter});
     last = {state.node_type, state.node_thread, state.node_sequence, seed, own, id, parameter,
             forward.stack, forward.phase, forward.is_exact};
   }
@@ -73,7 +73,7 @@ uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uin
     uint32_t id = own;
     if (node_type != nullptr) {
       const uint32_t type = NodeTypes::instance().number_of(node_type);
-      id = stacks.intern_backward({own, 0, type, false}, seed);
+      id = stacks.intern_backward({own, 0, type, false});
     }
     last = {node_type, seed, own, id};
   }

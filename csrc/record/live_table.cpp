@@ -32,19 +32,6 @@ std::vector<LiveBlock> LiveTable::collect() const {
   return live;
 }
 
-uint32_t LiveTable::copy_stacks(uint32_t& entry, uint32_t most, uint32_t* out) const noexcept {
-  const WhileFrozen guard(*this);  // thaw() releases entries
-  const uint32_t used = used_.load(std::memory_order_relaxed);
-  const uint32_t stop = std::min(used, entry + most - 1);
-  uint32_t copied = 0;
-  for (; entry <= stop; ++entry) {
-    const LiveBlock& block = entries_.blocks[entry];
-    if (block.state != kFree) out[copied++] = block.stack;
-  }
-  if (entry > used) entry = 0;
-  return copied;
-}
-
 void LiveTable::thaw() noexcept {
   constexpr uint32_t kBurst = 256;
   for (bool done = false; !done;) {

@@ -13,11 +13,13 @@
 // More than 150 lines: the writer's methods are inlined into the hot path.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "support/linear_hash.h"
+#include "support/mix.h"
 #include "support/reserved_array.h"
 #include "support/spin_lock.h"
 
@@ -60,9 +62,10 @@ class LiveTable {
   // Writer. Removes the entry with this address. Returns it, readable until the next insert(), or null.
   const LiveBlock* take(uint64_t address) noexcept;
 
-  // Writer. Copies the stacks of the entries from `entry` on, at most `most`. Returns how many, and
-  // the entry that follows; 0: there are no more.
-  uint32_t copy_stacks(uint32_t& entry, uint32_t most, uint32_t* out) const noexcept;
+  // Writer. Replaces the stacks of the entries from `entry` on, at most `most`, by what `renewed` makes
+  // of them. `entry` becomes the entry that follows; 0: there are no more.
+  template <class Renewed>
+  void renew_stacks(uint32_t& entry, uint32_t most, const Renewed& renewed) noexcept;
 
   // Writer (in the marker). One freeze at a time.
   void freeze() noexcept;
@@ -90,10 +93,7 @@ class LiveTable {
     explicit Entries(uint32_t capacity) : blocks(size_t{capacity} + 1) {}
     uint64_t hash(uint32_t entry) const noexcept { return hash_of(blocks[entry].address); }
     uint32_t& next(uint32_t entry) noexcept { return blocks[entry].next; }
-    static uint64_t hash_of(uint64_t address) noexcept {
-      const uint64_t mixed = address * 0x9e3779b97f4a7c15ull;
-      return mixed ^ (mixed >> 32);
-    }
+    static uint64_t hash_of(uint64_t address) noexcept { return mix(address); }
     ReservedArray<LiveBlock> blocks;  // [0] unused
   };
   // Takes frozen_lock_ if the table is frozen. For writers alone: frozen_ becomes true under the
@@ -196,6 +196,18 @@ inline void LiveTable::release(uint32_t entry) noexcept {
   entries_.blocks[entry].state = kFree;
   entries_.blocks[entry].next = free_list_;
   free_list_ = entry;
+}
+
+template <class Renewed>
+void LiveTable::renew_stacks(uint32_t& entry, uint32_t most, const Renewed& renewed) noexcept {
+  const WhileFrozen guard(*this);  // collect() copies entries, and thaw() releases them
+  const uint32_t used = used_.load(std::memory_order_relaxed);
+  const uint32_t stop = std::min(used, entry + most - 1);
+  for (; entry <= stop; ++entry) {
+    LiveBlock& block = entries_.blocks[entry];
+    if (block.state != kFree) block.stack = renewed(block.stack);
+  }
+  if (entry > used) entry = 0;
 }
 
 }  // namespace pytracer

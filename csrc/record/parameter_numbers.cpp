@@ -20,24 +20,20 @@ ParameterNumbers* ParameterNumbers::instance() noexcept {
 
 uint32_t ParameterNumbers::number_of(uint64_t address, int32_t device) noexcept {
   std::lock_guard lock(lock_);
-  const uint32_t known = index_.find(hash_of(address), [&](uint32_t item) {
-    return places_[item].address == address && places_[item].device == device;
+  const uint32_t known = places_.find(mix(address), [&](uint32_t number) {
+    return places_[number].address == address && places_[number].device == device;
   });
-  if (known != 0 || count_ == kMost) return known;
-  places_[++count_] = {address, device, 0};
-  index_.insert(count_);
-  return count_;
+  return known != 0 || places_.is_full() ? known : places_.add({address, device, 0});
 }
 
 uint32_t ParameterNumbers::count() const noexcept {
   std::lock_guard lock(lock_);
-  return count_;
+  return places_.count();
 }
 
 // Another thread may have been in number_of().
 void ParameterNumbers::reset_after_fork() noexcept {
-  index_.clear();
-  count_ = 0;
+  places_.clear();
   lock_.unlock();
 }
 

@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
-#include "support/linear_hash.h"
-#include "support/reserved_array.h"
+#include "support/interner.h"
+#include "support/mix.h"
 #include "support/spin_lock.h"
 
 namespace pytracer {
@@ -20,6 +20,7 @@ class ParameterNumbers {
  public:
   static constexpr uint32_t kMost = 1u << 16;
   struct Place {
+    uint64_t hash() const noexcept { return mix(address); }
     uint64_t address;
     int32_t device;
     uint32_t next;
@@ -39,20 +40,8 @@ class ParameterNumbers {
 
  private:
   ParameterNumbers() = default;
-  static uint64_t hash_of(uint64_t address) noexcept {
-    const uint64_t mixed = address * 0x9e3779b97f4a7c15ull;
-    return mixed ^ (mixed >> 32);
-  }
-  struct Items {
-    ParameterNumbers& numbers;
-    uint64_t hash(uint32_t item) const noexcept { return hash_of(numbers.places_[item].address); }
-    uint32_t& next(uint32_t item) noexcept { return numbers.places_[item].next; }
-  } items_{*this};
-
-  ReservedArray<Place> places_{kMost + 1};  // [0] is not used
-  LinearHash<Items> index_{items_, kMost};
-  mutable SpinLock lock_;  // guards the index and the next
-  uint32_t count_ = 0;
+  Interner<Place> places_{kMost};
+  mutable SpinLock lock_;  // guards the above
 };
 
 }  // namespace pytracer

@@ -121,30 +121,20 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
     if (is_free) id = forward.attribute_free(*stacks, slot, id, seed);
   }
   // Links fill the table too, and the walks of a training that has gone on for a while are all known.
-  if (stacks->wants_collection()) collector_.step(*stacks, logs_, kMaxDevices);
+  if (stacks->wants_generation()) renewal_.step(*stacks, logs_, kMaxDevices);
   return id;
 }
 
 // Not inlined, so that the path of a walk that repeats is short.
 __attribute__((noinline)) uint32_t Recorder::find_or_intern(StackTable& stacks, uint32_t depth,
                                                             WalkMemo& walks) noexcept {
-  const WalkKey key = walks.key();
-  const uint32_t known = stacks.find(key);
-  walks.set_stack(known);
-  return known != 0 ? known : walk_and_intern(stacks, depth, key, walks);
-}
-
-// Not inlined, so that a walk whose key is known needs no room for the frames on the stack.
-__attribute__((noinline)) uint32_t Recorder::walk_and_intern(StackTable& stacks, uint32_t depth,
-                                                             const WalkKey& key,
-                                                             WalkMemo& walks) noexcept {
-  RawFrame frames[kMaxStackDepth];
-  const Walk walk = walk_frames(frames, depth);
-  if (walk.frames == 0) return 0;
-  const uint32_t id = stacks.intern(frames, walk, key);
-  if (walk.keyed) walks.set_stack(id);
-  if (stacks.wants_collection()) collector_.step(stacks, logs_, kMaxDevices);
-  return id;
+  uint32_t stack = stacks.find_or_intern(walks);
+  while (stack == StackTable::kOutdated) {
+    compare_frames(walks, depth, stacks.seed());
+    stack = stacks.find_or_intern(walks);
+  }
+  if (stacks.wants_generation()) renewal_.step(stacks, logs_, kMaxDevices);
+  return stack;
 }
 
 void Recorder::stop_walking() noexcept {
@@ -180,7 +170,7 @@ void Recorder::withdraw() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_seq_cst);
   stacks_.store(nullptr, std::memory_order_seq_cst);
   wait_for_hooks();
-  collector_.reset();
+  renewal_.reset();
 }
 
 void Recorder::set_enabled(bool cpu, bool enabled) noexcept {
@@ -214,7 +204,7 @@ void Recorder::reset_after_fork() noexcept {
   if (ParameterNumbers* const numbers = ParameterNumbers::instance()) numbers->reset_after_fork();
   for (auto& log : logs_) log.store(nullptr, std::memory_order_relaxed);
   stacks_.store(nullptr, std::memory_order_relaxed);
-  collector_.reset();
+  renewal_.reset();
   for (uint32_t& flag : enabled_) flag = 0;
 }
 

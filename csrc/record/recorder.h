@@ -21,7 +21,7 @@
 #include "record/forward_stacks.h"
 #include "record/node_types.h"
 #include "record/phases.h"
-#include "record/stack_collector.h"
+#include "record/stack_renewal.h"
 #include "record/stack_table.h"
 
 namespace pytracer {
@@ -85,12 +85,10 @@ class Recorder {
   uint32_t attributed_stack(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
                             ForwardStacks& forward) noexcept;
   uint32_t find_or_intern(StackTable& stacks, uint32_t depth, WalkMemo& walks) noexcept;
-  uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key,
-                           WalkMemo& walks) noexcept;
 
   std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1
   std::atomic<StackTable*> stacks_{nullptr};
-  StackCollector collector_;
+  StackRenewal renewal_;
   std::atomic<bool> walking_{false};
   std::atomic<uint32_t> depth_{1};
   std::atomic<ForwardStacks*> forward_{nullptr};  // null: not wanted

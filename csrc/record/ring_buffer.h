@@ -6,7 +6,8 @@
 //    `capacity` of them; the writer overwrites the oldest and never waits.
 // 4. The writer announces each event before it writes the slot. copy() looks at the announcement
 //    after it read a slot, so a reader knows which events were overwritten while it read.
-// 5. Memory is committed as the ring fills: 48 bytes an event.
+// 5. Stacks may be replaced by equal ones (renew_stacks).
+// 6. Memory is committed as the ring fills: 48 bytes an event.
 #pragma once
 
 #include <algorithm>
@@ -58,6 +59,15 @@ class RingBuffer {
                  (uint64_t{event.metadata} << 32) | (uint64_t{event.pool} << 16) | event.phase);
     next_ = next_ + 1 == capacity_ ? 0 : next_ + 1;
     head_.store(sequence + 1, std::memory_order_release);
+  }
+
+  // Writer. Replaces the stacks of an event that the ring holds. A reader gets one or the other.
+  template <class Renewed>
+  void renew_stacks(uint64_t sequence, const Renewed& renewed) noexcept {
+    std::atomic<uint64_t>& word = slots_[sequence % capacity_].words[4];
+    const uint64_t stacks = word.load(std::memory_order_relaxed);
+    const uint64_t alloc_stack = renewed(static_cast<uint32_t>(stacks >> 32));
+    word.store(alloc_stack << 32 | renewed(static_cast<uint32_t>(stacks)), std::memory_order_release);
   }
 
   // The number of the next event. Any thread.

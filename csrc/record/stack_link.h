@@ -1,18 +1,18 @@
 // What a stack of an allocation in an autograd node says besides the thread's own frames.
 //
 // Such a stack is the thread's own stack and, in the places of more frames, links: one to the
-// forward stack of the node, one to the parameter that it accumulates into, one to its type. So an event carries one number, and collections
-// of the stack table reach the forward stack.
+// forward stack of the node, one to the parameter that it accumulates into, one to its type. So an event
+// carries one number.
 #pragma once
 
 #include <cstdint>
-
-#include "frames/walk_key.h"
 
 namespace pytracer {
 
 class StackLink {
  public:
+  static constexpr uint32_t kMost = 3;  // in a stack
+
   static bool is_link(uint32_t frame) noexcept { return frame >= kNode; }
 
   // 0 for stack 0. The stack has no links itself.
@@ -44,7 +44,7 @@ class StackLink {
   }
 
  private:
-  // Frames and stacks have smaller numbers: a table of at most 4 GiB has fewer than 2^28 of them.
+  // Frames and stacks have smaller numbers (StackTable::kMostStacks).
   static constexpr uint32_t kForward = 1u << 31, kNode = 1u << 30, kExact = 1u << 29;
   static constexpr uint32_t kTypeBits = 10;
 };
@@ -57,14 +57,17 @@ struct Backward {
   uint16_t phase = 0;  // of the forward call's thread; 0: none
   uint32_t parameter = 0;  // whose gradient the node accumulates, as in ParameterNumbers; 0: unknown
 
-  // The key of such a stack in the cache of walks. Walks' keys are hashes of two words, so an equal
-  // one is as improbable as two equal walks' keys.
-  WalkKey key(uint64_t seed) const noexcept {
-    const uint64_t stacks = (uint64_t{own} << 32 | forward) * 0x9e3779b97f4a7c15ull;
-    const uint64_t salt = ((seed << 16 | node_type << 1 | is_exact) + phase * 0x9fb21c651e98df25ull +
-                           parameter * 0xa0761d6478bd642full) *
-                          0xd6e8feb86659fd93ull;
-    return {stacks ^ (stacks >> 32) ^ salt, salt ^ (salt >> 32)};
+  // What one link says.
+  void add(uint32_t link) noexcept {
+    if (const uint32_t stack = StackLink::forward_of(link)) {
+      forward = stack;
+      is_exact = StackLink::is_exact(link);
+    } else if (StackLink::is_parameter(link)) {
+      parameter = StackLink::parameter_of(link);
+    } else {
+      node_type = StackLink::node_of(link);
+      phase = StackLink::phase_of(link);
+    }
   }
 };
 

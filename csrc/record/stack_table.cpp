@@ -2,302 +2,199 @@
 
 #include <algorithm>
 
-#include "frames/code_objects.h"
-
 namespace pytracer {
 
-namespace {
-
-// How many items fit the bound if there is nothing else. Reserves address space, not memory.
-template <class Item>
-uint32_t max_items(uint64_t max_bytes) noexcept {
-  return static_cast<uint32_t>(std::min<uint64_t>(max_bytes / sizeof(Item) + 2, 1u << 30));
-}
-
-// What an item costs in its index: a bucket.
-constexpr uint64_t kIndexBytes = sizeof(uint32_t);
-constexpr int32_t kUnresolved = INT32_MIN;
-
-uint64_t mix(uint64_t hash, uint64_t value) noexcept {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-  return hash ^ (hash >> 32);
-}
-uint64_t hash_code(const void* pointer) noexcept {
-  return mix(1, reinterpret_cast<uint64_t>(pointer));
-}
-uint64_t hash_frame(const void* pointer, int32_t offset) noexcept {
-  return mix(reinterpret_cast<uint64_t>(pointer),
-             static_cast<uint32_t>(offset) * 0xd6e8feb86659fd93ull);
-}
-
-}  // namespace
-
-uint64_t StackTable::CodeItems::hash(uint32_t id) const noexcept {
-  return hash_code(table.codes_[id].pointer);
-}
-uint64_t StackTable::FrameItems::hash(uint32_t id) const noexcept {
-  return hash_frame(table.frames_[id].pointer, table.frames_[id].offset);
-}
-
 StackTable::StackTable(uint64_t max_bytes)
-    : max_bytes_(max_bytes),
-      codes_(max_items<Code>(max_bytes)),
-      frames_(max_items<Frame>(max_bytes)),
-      code_index_(code_items_, max_items<Code>(max_bytes)),
-      frame_index_(frame_items_, max_items<Frame>(max_bytes)),
-      stacks_(max_items<Stack>(max_bytes)),
-      bytes_(code_index_.bytes() + frame_index_.bytes() + stacks_.bytes() + cache_.reserve(1)),
-      strings_(2 * size_t{max_items<Code>(max_bytes)} + 2) {
-  strings_[0].text = &string_ids_.emplace(std::string(), 0).first->first;  // a name that was not read
-}
+    : max_bytes_(max_bytes), current_(std::make_shared<CallTree>(max_bytes / 2, 0)),
+      known_{current_}, newest_(current_.get()) {}
 
 uint64_t StackTable::new_seed() noexcept {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-bool StackTable::take(uint64_t bytes) noexcept {
-  if (!has_room(bytes)) return false;
-  bytes_ += bytes;
-  return true;
-}
-
-uint32_t StackTable::intern_code(const void* pointer) noexcept {
-  const uint32_t known = code_index_.find(
-      hash_code(pointer), [&](uint32_t id) { return codes_[id].pointer == pointer; });
-  const uint64_t place = free_codes_.count != 0 ? 0 : sizeof(Code) + kIndexBytes;
-  if (known != 0 || !take(place + kNameBytes)) return known;
-  const uint32_t id = free_codes_.place(codes_, code_count_);
-  codes_[id] = {pointer, 0, 0, 0, 0, 0, false};
-  code_index_.insert(id);
-  return id;
-}
-
-inline uint32_t StackTable::intern_frame(const RawFrame& raw) noexcept {
-  const uint32_t known = frame_index_.find(hash_frame(raw.code, raw.offset), [&](uint32_t id) {
-    return frames_[id].pointer == raw.code && frames_[id].offset == raw.offset;
-  });
-  return known != 0 ? known : add_frame(raw);
-}
-
-uint32_t StackTable::add_frame(const RawFrame& raw) noexcept {
-  const uint32_t code = intern_code(raw.code);
-  if (code == 0 || (free_frames_.count == 0 && !take(sizeof(Frame) + kIndexBytes))) return 0;
-  const uint32_t id = free_frames_.place(frames_, frame_count_);
-  reused_frames_ = std::min(reused_frames_, id);  // a new place is behind all resolved ones
-  frames_[id] = {raw.code, code, raw.offset, kUnresolved, 0, codes_[code].newest_frame};
-  codes_[code].newest_frame = id;
-  frame_index_.insert(id);
-  return id;
-}
-
-uint32_t StackTable::add_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept {
-  if (stacks_.places() == 0) {
-    if (bytes_ + StackTree::kStackBytes > max_stack_bytes_) return 0;
-    bytes_ += StackTree::kStackBytes;
-  }
-  if (++since_collection_ % 32 == 0) want_collection();
-  if (!StackLink::is_link(frame)) ++codes_[frames_[frame].code].stacks;
-  return stacks_.add(outer, frame, truncated);
-}
-
-inline uint32_t StackTable::intern_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept {
-  const uint32_t known = stacks_.find(outer, frame, truncated);
-  return known != 0 ? known : add_stack(outer, frame, truncated);
-}
-
-inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) noexcept {
-  const uint32_t last_frames = walk.truncated == last_walk_truncated_ ? last_walk_frames_ : 0;
-  const uint32_t most = std::min(walk.frames, last_frames);
-  const RawFrame* next = raw + walk.frames;  // behind the outermost frame that is left
-  Step* step = last_walk_;
-  for (const Step* end = step + most; step != end; ++step, --next) {
-    if (step->code != next[-1].code || step->offset != next[-1].offset) break;
-  }
-  uint32_t id = step != last_walk_ ? step[-1].stack : 0;
-  last_walk_truncated_ = walk.truncated;
-  for (; next != raw; ++step, --next) {
-    const uint32_t frame = intern_frame(next[-1]);
-    if (frame == 0) break;
-    const uint32_t inner = intern_stack(id, frame, walk.truncated);
-    if (inner == 0) break;
-    id = inner;
-    *step = {next[-1].code, next[-1].offset, id};
-  }
-  last_walk_frames_ = static_cast<uint32_t>(step - last_walk_);
-  stacks_.mark(id);  // new stacks are not marked, and a collection may be under way
-  return next == raw ? id : 0;
-}
-
-uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey& key) noexcept {
+uint32_t StackTable::intern(WalkMemo& walk) noexcept {
   std::lock_guard lock(mutex_);
-  return finish_intern(intern_walk(raw, walk), walk.truncated, walk.keyed ? &key : nullptr);
+  if (walk.seed() != seed_.load(std::memory_order_relaxed)) return kOutdated;
+  const uint32_t stack = current_->add(walk);
+  note_added(stack == 0);
+  return stack;
 }
 
-inline uint32_t StackTable::finish_intern(uint32_t id, bool truncated,
-                                          const WalkKey* key) noexcept {
-  if (id == 0) {
-    ++dropped_;
-    ++since_collection_;
-    want_collection();
-    return 0;
+uint32_t StackTable::intern_backward(const Backward& backward) noexcept {
+  uint32_t links[] = {StackLink::forward(backward.forward, backward.is_exact),
+                      StackLink::parameter(backward.parameter),
+                      StackLink::node(backward.node_type, backward.phase)};
+  const CallTree* const tree = newest();
+  uint32_t stack = backward.own;
+  bool is_known = (stack == 0 || tree->has(stack)) &&
+                  (backward.forward == 0 || tree->has(backward.forward));
+  for (const uint32_t link : links) {
+    if (link == 0 || !is_known) continue;
+    const uint32_t inner = tree->find_link(stack, link);
+    is_known = inner != 0;
+    if (is_known) stack = inner;
   }
-  if (stacks_.set_walk(id)) {
-    ++walks_;
-    truncated_ += truncated;
-    const uint64_t growth = cache_.growth(walks_);
-    if (growth != 0 && bytes_ + growth <= max_stack_bytes_) bytes_ += cache_.reserve(walks_);
-  }
-  if (key != nullptr) cache_.insert(*key, id);
-  return id;
-}
-
-uint32_t StackTable::intern_backward(const Backward& backward, uint64_t seed) noexcept {
-  const WalkKey key = backward.key(seed);
-  if (const uint32_t known = cache_.find(key)) return known;
+  if (is_known) return stack;
   std::lock_guard lock(mutex_);
-  const bool truncated = stacks_.stack(backward.own).truncated;
-  uint32_t id = backward.own;
+  stack = renewed_locked(backward.own);
+  links[0] = StackLink::forward(renewed_locked(backward.forward), backward.is_exact);
   bool has_room = true;
-  for (const uint32_t link : {StackLink::forward(backward.forward, backward.is_exact),
-                              StackLink::parameter(backward.parameter),
-                              StackLink::node(backward.node_type, backward.phase)}) {
+  for (const uint32_t link : links) {
     if (link == 0 || !has_room) continue;
-    const uint32_t inner = intern_stack(id, link, truncated);
+    const uint32_t inner = current_->add_link(stack, link);
     has_room = inner != 0;
-    if (has_room) id = inner;
+    if (has_room) stack = inner;
   }
-  stacks_.mark(id);  // new stacks are not marked, and a collection may be under way
-  if (!has_room) finish_intern(0, truncated, nullptr);
-  return id != 0 ? finish_intern(id, truncated, has_room ? &key : nullptr) : 0;
+  note_added(!has_room);
+  return stack;
 }
 
-Backward StackTable::backward(uint32_t id) const noexcept {
-  Backward backward{id, 0, 0, false};
-  for (; StackLink::is_link(stack(backward.own).frame); backward.own = stack(backward.own).outer) {
-    const uint32_t link = stack(backward.own).frame;
-    if (const uint32_t forward = StackLink::forward_of(link)) {
-      backward.forward = forward;
-      backward.is_exact = StackLink::is_exact(link);
-    } else if (StackLink::is_parameter(link)) {
-      backward.parameter = StackLink::parameter_of(link);
-    } else {
-      backward.node_type = StackLink::node_of(link);
-      backward.phase = StackLink::phase_of(link);
-    }
-  }
-  return backward;
+// A generation copies each stack that is in use, and looks at each event and block. Where little is out of
+// use, a new one must not begin at once.
+void StackTable::note_added(bool is_dropped) noexcept {
+  dropped_ += is_dropped;
+  dropped_since_ += is_dropped;
+  if (!current_->has_less_than(16) || old_) return;
+  const uint64_t added = current_->last_stack() - first_added_ + dropped_since_;
+  const uint64_t worth = current_->size() / 8 + looked_at_.load(std::memory_order_relaxed) / 32;
+  if (added >= worth) wanted_.store(true, std::memory_order_relaxed);
 }
 
-uint32_t StackTable::intern_string(std::string text) noexcept {
-  if (text.empty()) return 0;
+bool StackTable::begin_generation() noexcept {
   try {
-    auto known = string_ids_.find(text);
-    if (known == string_ids_.end()) {
-      const uint64_t bytes = text.size() + kStringBytes;
-      if (!has_room(bytes)) return 0;
-      known = string_ids_.emplace(std::move(text), 0).first;
-      bytes_ += bytes;
-      known->second = free_strings_.place(strings_, string_count_);
-      strings_[known->second] = {&known->first, 0, 0};
-    }
-    ++strings_[known->second].uses;
-    return known->second;
-  } catch (const std::bad_alloc&) {
-    return 0;
+    std::lock_guard lock(mutex_);
+    known_.erase(std::remove_if(known_.begin(), known_.end(),
+                                [](const auto& tree) { return tree.expired(); }),
+                 known_.end());
+    known_.reserve(known_.size() + 1);
+    const uint32_t last = current_->last_stack();
+    // After 500 million stacks, numbers are given out again.
+    const bool has_numbers = kMostStacks - last > max_bytes_ / CallTree::kStackBytes;
+    auto fresh = std::make_shared<CallTree>(max_bytes_ / 2, has_numbers ? last : 0);
+    // What hooks add meanwhile must leave room for the copies.
+    const uint64_t taken = current_->counts().bytes, empty = fresh->counts().bytes;
+    fresh->reserve(taken - std::min(taken, empty));
+    known_.push_back(fresh);
+    old_ = std::exchange(current_, std::move(fresh));
+    ++generations_;
+    ring_was_replaced_ = false;
+    looked_at_.store(0, std::memory_order_relaxed);
+    // From here on no memo holds, and hooks find no stack in the old generation.
+    newest_.store(current_.get(), std::memory_order_seq_cst);
+    const uint64_t seed = new_seed();
+    seed_.store(seed, std::memory_order_seq_cst);
+    era_.store(seed, std::memory_order_seq_cst);  // last: who reads it reads the new seed afterwards
+    return true;
+  } catch (...) {
+    wanted_.store(false, std::memory_order_relaxed);
+    return false;
   }
 }
 
-void StackTable::release_string(uint32_t id) noexcept {
-  if (id == 0 || --strings_[id].uses != 0) return;
-  bytes_ -= strings_[id].text->size() + kStringBytes;
-  string_ids_.erase(string_ids_.find(*strings_[id].text));
-  strings_[id].text = strings_[0].text;
-  free_strings_.push(strings_, id);
-}
-
-void StackTable::name_code(Code& code) {
-  code.named = true;
-  std::string filename, name;
-  try {
-    filename = code_filename(code.pointer);
-    name = code_name(code.pointer);
-  } catch (const std::bad_alloc&) {
-    // What was not read stays empty.
-  }
-  // The kNameBytes that intern_code() reserved are exchanged for the bytes of the names under one
-  // lock. Otherwise a hook on another thread could take that room in between.
+uint32_t StackTable::renewed(uint32_t stack) noexcept {
+  looked_at_.store(looked_at_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (stack == 0 || newest()->has(stack)) return stack;
   std::lock_guard lock(mutex_);
-  bytes_ -= kNameBytes;
-  code.filename = intern_string(std::move(filename));
-  code.name = intern_string(std::move(name));
+  return renewed_locked(stack);
 }
 
-void StackTable::resolve_frame(Frame& frame) {
-  Code& code = codes_[frame.code];
-  if (!code.named) name_code(code);
-  if (frame.line == kUnresolved) frame.line = code_line(code.pointer, frame.offset);
+uint32_t StackTable::renewed_locked(uint32_t stack) noexcept {
+  return old_ && old_->has(stack) ? current_->copy(*old_, stack) : stack;
+}
+
+StackTable::End StackTable::end_generation() noexcept {
+  std::shared_ptr<const CallTree> gone;  // is destroyed without the mutex
+  std::lock_guard lock(mutex_);
+  if (pins_.load(std::memory_order_acquire) > 0) return End::pinned;
+  if (std::exchange(ring_was_replaced_, false)) return End::again;
+  current_->reserve(0);
+  first_added_ = current_->last_stack();
+  dropped_since_ = 0;
+  gone = std::move(old_);
+  wanted_.store(false, std::memory_order_relaxed);
+  return End::done;
+}
+
+std::shared_ptr<StackTable> StackTable::pinned(std::shared_ptr<StackTable> table) {
+  if (!table) return nullptr;
+  StackTable* const pointer = table.get();
+  {
+    std::lock_guard lock(pointer->mutex_);
+    pointer->pins_.fetch_add(1, std::memory_order_relaxed);
+  }
+  // The end of a pin takes no mutex: a view may be destroyed in a forked child, where a thread that
+  // does not exist may hold it.
+  return {pointer, [owner = std::move(table)](StackTable* pinned) {
+            pinned->pins_.fetch_sub(1, std::memory_order_release);
+          }};
+}
+
+void StackTable::note_replaced_ring() {
+  std::lock_guard lock(mutex_);
+  ring_was_replaced_ = true;
+}
+
+StackTable::Generations StackTable::generations() const {
+  std::lock_guard lock(mutex_);
+  Generations all{current_};
+  if (old_) all.push_back(old_);
+  return all;
+}
+
+std::shared_ptr<const CallTree> StackTable::generation_of(uint32_t stack) const {
+  std::lock_guard lock(mutex_);
+  for (auto tree = known_.rbegin(); tree != known_.rend(); ++tree) {  // the newest one first
+    auto held = tree->lock();
+    if (held && held->has(stack)) return held;
+  }
+  return nullptr;
 }
 
 void StackTable::code_destroyed(const void* pointer) noexcept {
-  uint32_t id;
-  uint32_t frame;
-  {
-    std::lock_guard lock(mutex_);
-    id = code_index_.find(hash_code(pointer),
-                          [&](uint32_t code) { return codes_[code].pointer == pointer; });
-    if (id == 0) return;
-    frame = codes_[id].newest_frame;
-    last_walk_frames_ = 0;  // it may have this address
-    code_index_.erase(id);
-    for (uint32_t retired = frame; retired != 0; retired = frames_[retired].next_of_code) {
-      frame_index_.erase(retired);
-      frames_[retired].pointer = nullptr;
+  for (bool is_retired = false; !is_retired;) {
+    // Without memory for a copy of the list. If it changes meanwhile, a tree that is left out is not ready
+    // to be retired.
+    for (size_t i = 0;; ++i) {
+      std::shared_ptr<CallTree> tree;
+      {
+        std::lock_guard lock(mutex_);
+        if (i >= known_.size()) break;
+        tree = known_[i].lock();
+      }
+      if (tree) tree->resolve_code(pointer, mutex_);
     }
-    // The address may now be given to another code object: keys made before must not match.
-    seed_.store(new_seed(), std::memory_order_release);
+    std::lock_guard lock(mutex_);
+    is_retired = true;
+    for (const std::weak_ptr<CallTree>& each : known_) {
+      if (const auto tree = each.lock()) is_retired &= tree->retire(pointer);
+    }
+    // The address may now be given to another code object: no memo must have it.
+    if (is_retired) seed_.store(new_seed(), std::memory_order_release);
   }
-  for (; frame != 0; frame = frames_[frame].next_of_code) resolve_frame(frames_[frame]);
-  std::lock_guard lock(mutex_);
-  codes_[id].pointer = nullptr;
-  ++dead_codes_;
-  if (codes_[id].stacks == 0) unused_codes_.push(codes_, id);
 }
 
 void StackTable::resolve() {
-  uint32_t ids[kBurst];
-  uint32_t next, end;
+  std::vector<std::shared_ptr<CallTree>> trees;
   {
     std::lock_guard lock(mutex_);
-    next = std::min(resolved_frames_, reused_frames_);
-    end = frame_count_;
-    reused_frames_ = UINT32_MAX;
-  }
-  // The GIL, held throughout, keeps the code objects alive; destroyed ones were read before.
-  while (next < end) {
-    uint32_t count = 0;
-    {
-      std::lock_guard lock(mutex_);  // a hook may use a free place again
-      for (const uint32_t stop = std::min(end, next + kBurst); next < stop; ++next) {
-        const Frame& frame = frames_[next];
-        if (frame.pointer != nullptr && frame.line == kUnresolved) ids[count++] = next;
-      }
+    for (const std::weak_ptr<CallTree>& each : known_) {
+      if (auto tree = each.lock()) trees.push_back(std::move(tree));
     }
-    for (uint32_t i = 0; i < count; ++i) resolve_frame(frames_[ids[i]]);
   }
-  resolved_frames_ = end;
-}
-
-bool StackTable::has_stack(uint32_t id) const {
-  std::lock_guard lock(mutex_);
-  return stacks_.has_walk(id);
+  for (const auto& tree : trees) tree->resolve(mutex_);
 }
 
 StackTable::Stats StackTable::stats() const {
   std::lock_guard lock(mutex_);
-  const uint64_t frames = frame_count_ - 1 - free_frames_.count;
-  const uint64_t codes = code_count_ - 1 - free_codes_.count;
-  return {walks_, frames, codes, bytes_, max_bytes_, truncated_, dropped_, freed_};
+  CallTree::Counts counts = current_->counts();
+  if (old_) {
+    const CallTree::Counts old = old_->counts();
+    counts = {counts.stacks + old.stacks, counts.frames + old.frames, counts.codes + old.codes,
+              counts.bytes + old.bytes, counts.truncated + old.truncated};
+  }
+  return {counts.stacks, counts.frames, counts.codes, counts.bytes, max_bytes_, counts.truncated,
+          dropped_, generations_};
 }
 
 }  // namespace pytracer

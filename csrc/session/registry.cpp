@@ -46,7 +46,7 @@ void Registry::resize_ring(DeviceLog& log, uint32_t max_entries) {
   if (max_entries == log.max_entries()) return;
   const auto pinned = StackTable::pinned(stacks_);
   log.resize_ring(max_entries);
-  if (pinned) pinned->make_marks_stale();
+  if (pinned) pinned->note_replaced_ring();
 }
 
 void Registry::fit_rings() {

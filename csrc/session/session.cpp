@@ -91,7 +91,7 @@ void Session::set_mode(Mode mode, bool paused, bool keeps_events) {
   cursors_ = std::move(cursors);
   steps_ = std::move(steps);
   final_captures_.clear();
-  final_stacks_.reset();
+  final_stacks_.clear();
   if (!keeps_events) begun_ = ticks;
 }
 
@@ -146,17 +146,13 @@ void Session::stop() {
   try {
     const auto pinned = StackTable::pinned(stacks_);
     failure = capture(final_captures_, final_state_);
-    std::vector<uint32_t> ids;
-    for (DeviceLog::Capture& capture : final_captures_) {
-      capture.ring.reset();  // device_view() takes the log's, which may have replaced it
-      for (const LiveBlock& block : capture.blocks) ids.push_back(block.stack);
-      for (const LiveBlock& segment : capture.segments) ids.push_back(segment.stack);
-    }
-    final_stacks_ = StackTable::holding(stacks_, std::move(ids));
+    // device_view() takes the log's ring, which may have replaced this one.
+    for (DeviceLog::Capture& capture : final_captures_) capture.ring.reset();
+    if (pinned) final_stacks_ = pinned->generations();
   } catch (...) {
     failure = std::current_exception();
     final_captures_.clear();
-    final_stacks_.reset();
+    final_stacks_.clear();
   }
   mode_ = Mode::off;
   paused_ = false;
@@ -253,10 +249,10 @@ uint32_t Session::stack_of(uint64_t address) {
   if (!is_ours()) return 0;
   std::lock_guard lock(registry_.control());
   if (options_.context == Context::none || !stacks_) return 0;
-  const auto pinned = StackTable::pinned(stacks_);  // a block may be freed before its stack is held
+  const auto pinned = StackTable::pinned(stacks_);  // a block may be freed before its stack is kept
   for (size_t i = 0; i < cursors_.size() && !stopped(); ++i) {
     if (const uint32_t stack = cursors_[i].log->stack_of(address)) {
-      block_stack_ = StackTable::holding(stacks_, {stack});
+      block_stack_ = pinned->generations();
       return stack;
     }
   }
@@ -271,6 +267,7 @@ View Session::snapshot_view() {
   view.forward_stacks = options_.forward_stacks;
   if (!is_ours()) return view;
   view.stacks = StackTable::pinned(stacks_);
+  view.final_stacks = final_stacks_;
   std::vector<DeviceLog::Capture> captures = final_captures_;
   view.state = final_state_;
   view.begin = begun_;
@@ -330,9 +327,9 @@ std::shared_ptr<StackTable> Session::stacks() {
   return is_ours() ? StackTable::pinned(stacks_) : nullptr;
 }
 
-std::shared_ptr<StackTable> Session::hold_returned(std::vector<uint32_t> ids) {
+StackTable::Generations Session::keep_returned() {
   std::lock_guard lock(registry_.control());
-  return returned_stacks_ = StackTable::holding(stacks_, std::move(ids));
+  return returned_stacks_ = stacks_->generations();
 }
 
 Session::Stats Session::stats() {

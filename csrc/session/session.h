@@ -75,9 +75,9 @@ class Session {
   void clear();
   // The table of its events' stack ids, pinned; null before start().
   std::shared_ptr<StackTable> stacks();
-  // Holds stacks of events() until the next call, and as long as the result exists. Their view still
+  // Keeps the stacks of events() until the next call, and as long as the result exists. Their view still
   // exists. Throws std::bad_alloc.
-  std::shared_ptr<StackTable> hold_returned(std::vector<uint32_t> ids);
+  StackTable::Generations keep_returned();
   SessionOptions options();
   // Started and not stopped; true while paused too.
   bool recording() const noexcept { return mode_ != Mode::off && is_ours(); }
@@ -150,9 +150,9 @@ class Session {
   int64_t begun_, ended_ = 0;  // the window; ticks
   std::vector<DeviceLog::Capture> final_captures_;  // once stopped, as the next; without rings
   std::shared_ptr<const AllocatorState> final_state_;
-  std::shared_ptr<StackTable> final_stacks_;  // holds the stacks of final_captures_
-  std::shared_ptr<StackTable> returned_stacks_;  // holds those of hold_returned()
-  std::shared_ptr<StackTable> block_stack_;      // holds that of the last stack_of()
+  StackTable::Generations final_stacks_;     // keeps the stacks of final_captures_
+  StackTable::Generations returned_stacks_;  // keeps those of keep_returned()
+  StackTable::Generations block_stack_;      // keeps that of the last stack_of()
   std::shared_ptr<StackTable> stacks_;
 };
 

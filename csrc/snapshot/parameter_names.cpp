@@ -16,7 +16,7 @@ bool is_allocation(const Event& event) { return event.action == PYTRACER_ALLOC; 
 
 }  // namespace
 
-ParameterNames::ParameterNames(const View& view) : view_(view), allocated_(view.devices.size()) {
+ParameterNames::ParameterNames(const View& view) : view_(view), stacks_(view.stacks), allocated_(view.devices.size()) {
   if (!view.forward_stacks || !view.owners || !view.stacks) return;
   find_places();
   if (places_.empty()) return;

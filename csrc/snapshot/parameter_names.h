@@ -27,7 +27,7 @@ class ParameterNames {
 
   // The number of the parameter that a stack names; 0: none.
   uint32_t parameter(uint32_t stack) const {
-    return places_.empty() || stack == 0 ? 0 : view_.stacks->backward(stack).parameter;
+    return places_.empty() || stack == 0 ? 0 : stacks_.of(stack).backward(stack).parameter;
   }
 
  private:
@@ -44,6 +44,7 @@ class ParameterNames {
   const Place* place(uint32_t stack, int device) const;
 
   const View& view_;
+  mutable StackReader stacks_;
   std::vector<Place> places_;                       // by device and address
   std::unordered_map<uint32_t, uint32_t> numbers_;  // of parameters; places, from 1 on
   // Of blocks that such nodes allocated: device and address, and the latest event.

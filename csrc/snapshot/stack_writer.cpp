@@ -4,12 +4,13 @@
 
 #include "record/node_types.h"
 #include "record/phases.h"
+#include "support/mix.h"
 #include "support/utf8.h"
 
 namespace pytracer {
 
 void StackWriter::write_stack(uint32_t id, bool forward, const std::string* parameter) {
-  const Backward backward = id != 0 ? stacks_->backward(id) : Backward{};
+  const Backward backward = id != 0 ? generation_of(id).tree->backward(id) : Backward{};
   out_.key(frames_key_);
   write_frames(backward.own);
   if (!forward) return;
@@ -33,20 +34,30 @@ void StackWriter::write_stack(uint32_t id, bool forward, const std::string* para
   }
 }
 
-void StackWriter::write_frames(uint32_t id) {
-  Memo& memo = memo_at(stack_memos_, id);
+StackWriter::Generation& StackWriter::generation_of(uint32_t stack) {
+  for (const auto& known : generations_) {
+    if (known->tree->has(stack)) return *known;
+  }
+  generations_.push_back(std::make_unique<Generation>());
+  generations_.back()->tree = stacks_->generation_of(stack);
+  return *generations_.back();
+}
+
+void StackWriter::write_frames(uint32_t stack) {
+  if (stack == 0) {
+    if (no_frames_ != 0) return out_.recall(no_frames_);
+    out_.empty_list();
+    no_frames_ = out_.remember();
+    return;
+  }
+  Generation& generation = generation_of(stack);
+  Memo& memo = item_at(generation.stacks, generation.tree->place_of_stack(stack));
   if (memo != 0) return out_.recall(memo);
-  const StackTable::Stack none{};
-  const StackTable::Stack& stack = id != 0 ? stacks_->stack(id) : none;
-  const uint32_t count = std::min<uint32_t>(stack.frames, depth_);
-  std::pair<uint64_t, uint64_t> hash{1, count};
-  frames_.clear();
-  for (uint32_t inner = id; frames_.size() < count; inner = stacks_->stack(inner).outer) {
-    const uint32_t frame = stacks_->stack(inner).frame;
-    const uint64_t number = frame_number(frame);
-    frames_.push_back(frame);
-    hash.first = (hash.first ^ number) * 0x9e3779b97f4a7c15ull;
-    hash.second = (hash.second + number) * 0xc2b2ae3d27d4eb4full;
+  CallTree::Frames frames = generation.tree->frames(stack, depth_);
+  std::pair<uint64_t, uint64_t> hash{1, frames.innermost_first.size()};
+  for (uint32_t& frame : frames.innermost_first) {
+    frame = frame_number(generation, frame);
+    hash = {mix(hash.first, frame), (hash.second + frame) * 0xc2b2ae3d27d4eb4full};
   }
   const auto [same, is_new] = written_stacks_.emplace(hash, 0);
   if (!is_new) {
@@ -55,10 +66,9 @@ void StackWriter::write_frames(uint32_t id) {
   }
   out_.empty_list();
   memo = same->second = out_.remember();
-  if (count == 0) return;
-  truncated_ += stack.truncated || count < stack.frames;
+  truncated_ += frames.is_truncated;
   out_.mark();
-  for (const uint32_t frame : frames_) {
+  for (const uint32_t frame : frames.innermost_first) {
     write_frame(frame);
     if (!generated_code_.empty()) write_sources(frame);
   }
@@ -66,34 +76,35 @@ void StackWriter::write_frames(uint32_t id) {
 }
 
 // Outermost first, each frame as a line of text.
-void StackWriter::write_forward_frames(uint32_t id) {
-  Memo& memo = memo_at(forward_memos_, id);
+void StackWriter::write_forward_frames(uint32_t stack) {
+  Generation& generation = generation_of(stack);
+  Memo& memo = item_at(generation.forward_stacks, generation.tree->place_of_stack(stack));
   if (memo != 0) return out_.recall(memo);
   out_.empty_list();
   memo = out_.remember();
-  frames_.clear();
-  for (; id != 0 && frames_.size() < depth_; id = stacks_->stack(id).outer) {
-    frames_.push_back(stacks_->stack(id).frame);
-  }
+  const std::vector<uint32_t> frames = generation.tree->frames(stack, depth_).innermost_first;
   out_.mark();
-  for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) write_forward_frame(*frame);
+  for (auto frame = frames.rbegin(); frame != frames.rend(); ++frame) {
+    write_forward_frame(frame_number(generation, *frame));
+  }
   out_.append_items();
 }
 
 // As Python's traceback module formats a frame whose source it does not have.
-void StackWriter::write_forward_frame(uint32_t id) {
-  Memo& memo = memo_at(line_memos_, frame_number(id));
+void StackWriter::write_forward_frame(uint32_t number) {
+  Memo& memo = item_at(line_memos_, number);
   if (memo != 0) return out_.recall(memo);
-  const StackTable::Frame& frame = stacks_->frame(id);
-  const uint32_t file = stacks_->filename(frame);
+  const Frame& frame = *frames_[number];
+  const std::string_view file = texts_[frame.filename].first;
   const std::string* name = new_name(file);
-  out_.string("  File \"" + (name ? *name : stacks_->string(file)) + "\", line " +
-              std::to_string(frame.line) + ", in " + stacks_->string(stacks_->name(frame)) + "\n");
+  std::string line = "  File \"" + (name ? *name : std::string(file)) + "\", line ";
+  line.append(std::to_string(frame.line)).append(", in ").append(texts_[frame.name].first);
+  out_.string(line + "\n");
   memo = out_.remember();
 }
 
 void StackWriter::write_node_type(uint32_t type) {
-  Memo& memo = memo_at(node_memos_, type);
+  Memo& memo = item_at(node_memos_, type);
   if (memo != 0) return out_.recall(memo);
   out_.string(NodeTypes::instance().name(type));
   memo = out_.remember();
@@ -107,35 +118,49 @@ void StackWriter::write_node_of(uint32_t type, const std::string& parameter) {
 }
 
 // Two instructions of one line read the same in a file, so they are one frame there.
-uint32_t StackWriter::frame_number(uint32_t id) {
-  uint32_t& number = memo_at(frame_numbers_, id);
+uint32_t StackWriter::frame_number(Generation& generation, uint32_t id) {
+  uint32_t& number = item_at(generation.frames, id);
   if (number == 0) {
-    const StackTable::Frame& frame = stacks_->frame(id);
-    const auto key = std::tuple(stacks_->filename(frame), stacks_->name(frame), frame.line);
-    number = numbers_.emplace(key, static_cast<uint32_t>(numbers_.size() + 1)).first->second;
+    const CallTree::Frame& frame = generation.tree->frame(id);
+    const Frame key{text_number(generation, generation.tree->filename(frame)),
+                    text_number(generation, generation.tree->name(frame)), frame.line};
+    const auto [known, is_new] = numbers_.emplace(key, static_cast<uint32_t>(frames_.size()));
+    if (is_new) frames_.push_back(&known->first);
+    number = known->second;
   }
   return number;
 }
 
-void StackWriter::write_frame(uint32_t id) {
-  Memo& memo = memo_at(frame_memos_, frame_number(id));
+uint32_t StackWriter::text_number(Generation& generation, uint32_t name) {
+  uint32_t& number = item_at(generation.texts, name);
+  if (number == 0) {
+    const std::string_view text = generation.tree->text(name);
+    const auto [known, is_new] = text_numbers_.emplace(text, static_cast<uint32_t>(texts_.size()));
+    if (is_new) texts_.push_back({text, 0});
+    number = known->second;
+  }
+  return number;
+}
+
+void StackWriter::write_frame(uint32_t number) {
+  Memo& memo = item_at(frame_memos_, number);
   if (memo != 0) return out_.recall(memo);
-  const StackTable::Frame& frame = stacks_->frame(id);
+  const Frame& frame = *frames_[number];
   out_.dict();
   out_.key(filename_);
-  write_filename(stacks_->filename(frame));
+  const std::string* name = new_name(texts_[frame.filename].first);
+  name ? write_text(*name) : write_text(frame.filename);
   out_.key(name_);
-  write_string(stacks_->name(frame));
+  write_text(frame.name);
   out_.key(line_);
   out_.integer(frame.line);
   out_.set_items();
   memo = out_.remember();
 }
 
-void StackWriter::write_sources(uint32_t id) {
-  const StackTable::Frame& frame = stacks_->frame(id);
-  const std::string& filename = stacks_->string(stacks_->filename(frame));
-  const auto found = generated_code_.find({filename, frame.line});
+void StackWriter::write_sources(uint32_t number) {
+  const Frame& frame = *frames_[number];
+  const auto found = generated_code_.find({std::string(texts_[frame.filename].first), frame.line});
   if (found == generated_code_.end()) return;
   for (const SourceFrame& source : found->second) {
     Memo& memo = source_memos_[{source.filename, source.name, source.line}];
@@ -162,23 +187,17 @@ void StackWriter::write_text(std::string_view text) {
   memo = out_.remember();
 }
 
-const std::string* StackWriter::new_name(uint32_t id) const {
-  if (file_names_.empty()) return nullptr;
-  const auto found = file_names_.find(stacks_->string(id));
-  return found != file_names_.end() ? &found->second : nullptr;
-}
-
-void StackWriter::write_filename(uint32_t id) {
-  const std::string* name = new_name(id);
-  if (name) return write_text(*name);
-  write_string(id);
-}
-
-void StackWriter::write_string(uint32_t id) {
-  Memo& memo = memo_at(string_memos_, id);
+void StackWriter::write_text(uint32_t number) {
+  auto& [text, memo] = texts_[number];
   if (memo != 0) return out_.recall(memo);
-  out_.string(stacks_->string(id));
+  out_.string(text);
   memo = out_.remember();
+}
+
+const std::string* StackWriter::new_name(std::string_view file) const {
+  if (file_names_.empty()) return nullptr;
+  const auto found = file_names_.find(std::string(file));
+  return found != file_names_.end() ? &found->second : nullptr;
 }
 
 }  // namespace pytracer

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -54,23 +55,32 @@ class StackWriter {
   using Memo = PickleWriter::Memo;
   using Key = PickleWriter::Key;
 
-  void write_frames(uint32_t id);
-  void write_forward_frames(uint32_t id);
-  void write_forward_frame(uint32_t id);
+  // What is known of a generation's stacks, frames and names, by their numbers in it.
+  struct Generation {
+    std::shared_ptr<const CallTree> tree;
+    std::vector<Memo> stacks, forward_stacks;  // from the generation's first stack on
+    std::vector<uint32_t> frames;              // the frame's number in the file, from 1 on
+    std::vector<uint32_t> texts;               // the same for names
+  };
+  Generation& generation_of(uint32_t stack);
+  void write_frames(uint32_t stack);
+  void write_forward_frames(uint32_t stack);
+  void write_forward_frame(uint32_t number);
   void write_node_type(uint32_t type);
   void write_node_of(uint32_t type, const std::string& parameter);
-  uint32_t frame_number(uint32_t frame);
-  void write_frame(uint32_t id);
-  void write_sources(uint32_t id);
+  uint32_t frame_number(Generation& generation, uint32_t frame);
+  uint32_t text_number(Generation& generation, uint32_t name);
+  void write_frame(uint32_t number);
+  void write_sources(uint32_t number);
   void write_text(std::string_view text);
-  void write_string(uint32_t id);
-  void write_filename(uint32_t id);
+  void write_text(uint32_t number);
   // The name that a file gets; null: it keeps its own.
-  const std::string* new_name(uint32_t id) const;
+  const std::string* new_name(std::string_view file) const;
 
-  static Memo& memo_at(std::vector<Memo>& memos, uint32_t index) {
-    if (index >= memos.size()) memos.resize(std::max<size_t>(index + 1, memos.size() * 2));
-    return memos[index];
+  template <class Item>
+  static Item& item_at(std::vector<Item>& items, uint32_t index) {
+    if (index >= items.size()) items.resize(std::max<size_t>(index + 1, items.size() * 2));
+    return items[index];
   }
 
   PickleWriter& out_;
@@ -80,17 +90,25 @@ class StackWriter {
   const FileNames& file_names_;
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, Memo> source_memos_;
   std::map<std::string_view, Memo> text_memos_;  // of generated_code_, file_names_ and phases
-  std::vector<Memo> stack_memos_;        // by stack id
   std::vector<Memo> frame_memos_;        // by frame number
-  std::vector<Memo> forward_memos_;      // by stack id
-  std::vector<Memo> line_memos_;         // by frame number
+  std::vector<Memo> line_memos_;         // the same
   std::vector<Memo> node_memos_;         // by type
   std::map<std::pair<uint32_t, const std::string*>, Memo> parameter_memos_;  // by type and name
-  std::vector<Memo> string_memos_;       // by string id
-  std::vector<uint32_t> frame_numbers_;  // by frame id
-  std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;  // by file, name, line
+  std::vector<std::unique_ptr<Generation>> generations_;
+  // The frames and names of all generations.
+  struct Frame {
+    uint32_t filename, name;  // numbers
+    int32_t line;
+    bool operator<(const Frame& other) const {
+      return std::tie(filename, name, line) < std::tie(other.filename, other.name, other.line);
+    }
+  };
+  std::map<Frame, uint32_t> numbers_;
+  std::vector<const Frame*> frames_{nullptr};  // by number
+  std::unordered_map<std::string_view, uint32_t> text_numbers_;
+  std::vector<std::pair<std::string_view, Memo>> texts_{{}};  // the same
   std::map<std::pair<uint64_t, uint64_t>, Memo> written_stacks_;  // by a hash of frame numbers
-  std::vector<uint32_t> frames_;  // of the stack being written; innermost first
+  Memo no_frames_ = 0;
   uint64_t truncated_ = 0;
   Key frames_key_{"frames"}, filename_{"filename"}, name_{"name"}, line_{"line"},
       forward_frames_{"forward_frames"}, forward_exact_{"forward_exact"},

@@ -14,27 +14,25 @@ uint32_t hash_of(std::string_view bytes) noexcept {
 
 }  // namespace
 
-InternTable::InternTable(uint32_t max_bytes) : bytes_(max_bytes) {}
-
-uint16_t InternTable::intern(std::string_view bytes) noexcept {
-  if (last_ != 0 && at(last_) == bytes) return last_;
+uint32_t InternTable::find(std::string_view bytes) const noexcept {
   const uint32_t hash = hash_of(bytes);
-  uint32_t number = index_.find(hash, [&](uint32_t entry) {
-    return entries_.all[entry].hash == hash && at(static_cast<uint16_t>(entry)) == bytes;
+  return strings_.find(hash, [&](uint32_t number) {
+    return strings_[number].hash_of == hash && at(number) == bytes;
   });
-  if (number == 0) {
-    if (used_ == kMaxEntries || bytes.size() > bytes_.capacity() - used_bytes_) {
-      dropped_.store(dropped_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-      return 0;
-    }
-    number = ++used_;
-    const auto size = static_cast<uint32_t>(bytes.size());
-    std::memcpy(&bytes_[used_bytes_], bytes.data(), size);
-    entries_.all[number] = {hash, 0, used_bytes_, size};
-    used_bytes_ += size;
-    index_.insert(number);
+}
+
+uint32_t InternTable::intern(std::string_view bytes) noexcept {
+  if (last_ != 0 && at(last_) == bytes) return last_;
+  if (const uint32_t known = find(bytes)) return last_ = known;
+  if (strings_.is_full() || bytes.size() > bytes_.capacity() - used_bytes_) {
+    dropped_.store(dropped_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return 0;
   }
-  return last_ = static_cast<uint16_t>(number);
+  const auto size = static_cast<uint32_t>(bytes.size());
+  std::memcpy(&bytes_[used_bytes_], bytes.data(), size);
+  last_ = strings_.add({hash_of(bytes), 0, used_bytes_, size});
+  used_bytes_ += size;
+  return last_;
 }
 
 }  // namespace pytracer

@@ -5,7 +5,8 @@
 // 2. No operation rehashes everything: an insertion splits at most one bucket, so the longest
 //    insertion is as short as the average one (a hook runs under the allocator's lock).
 // 3. Item 0 does not exist: 0 ends a chain.
-// 4. Not thread-safe: the user's lock covers it.
+// 4. One writer at a time: the user's lock. find() may run on any thread meanwhile. It then may miss an
+//    item that is being moved to another bucket, and sees all of an item that it finds.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ class LinearHash {
   // The first item in the hash's bucket for which `matches(item)`; 0 if there is none.
   template <class Matches>
   uint32_t find(uint64_t hash, Matches matches) const noexcept {
-    return find_in(bucket(hash), matches);
+    return find_in(load(bucket(hash)), matches);
   }
   void insert(uint32_t item) noexcept { insert_in(bucket(items_.hash(item)), item); }
 
@@ -32,7 +33,7 @@ class LinearHash {
   uint32_t& bucket(uint64_t hash) const noexcept { return heads_[bucket_of(hash)]; }
   template <class Matches>
   uint32_t find_in(uint32_t bucket, Matches matches) const noexcept {
-    while (bucket != 0 && !matches(bucket)) bucket = items_.next(bucket);
+    while (bucket != 0 && !matches(bucket)) bucket = load(items_.next(bucket));
     return bucket;
   }
   void insert_in(uint32_t& bucket, uint32_t item) noexcept {
@@ -67,20 +68,29 @@ class LinearHash {
   uint64_t bytes() const noexcept { return uint64_t{buckets_} * sizeof(uint32_t); }
 
  private:
+  // By builtins, because users have plain numbers in their items.
+  static uint32_t load(const uint32_t& from) noexcept {
+    return __atomic_load_n(&from, __ATOMIC_ACQUIRE);
+  }
+  static void store(uint32_t& to, uint32_t value) noexcept {
+    __atomic_store_n(&to, value, __ATOMIC_RELEASE);
+  }
   uint32_t bucket_of(uint64_t hash) const noexcept {
-    const uint32_t bucket = static_cast<uint32_t>(hash) & mask_;
-    return bucket < buckets_ ? bucket : bucket & (mask_ >> 1);
+    const uint32_t mask = load(mask_);
+    const uint32_t bucket = static_cast<uint32_t>(hash) & mask;
+    return bucket < load(buckets_) ? bucket : bucket & (mask >> 1);
   }
   void push(uint32_t& head, uint32_t item) noexcept {
-    items_.next(item) = head;
-    head = item;
+    store(items_.next(item), head);
+    store(head, item);
   }
   __attribute__((noinline, cold)) void split_one() noexcept {
-    if (buckets_ > mask_) mask_ = mask_ * 2 + 1;
-    const uint32_t created = buckets_++;
+    if (buckets_ > mask_) store(mask_, mask_ * 2 + 1);
+    const uint32_t created = buckets_;
+    store(buckets_, created + 1);
     uint32_t& source = heads_[created & (mask_ >> 1)];
     uint32_t item = source;
-    source = 0;
+    store(source, 0);
     while (item != 0) {
       const uint32_t following = items_.next(item);
       const bool moves = (static_cast<uint32_t>(items_.hash(item)) & mask_) == created;

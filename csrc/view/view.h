@@ -40,6 +40,7 @@ struct View {
   bool forward_stacks = false;
   std::vector<DeviceView> devices;
   std::shared_ptr<StackTable> stacks;  // pinned since before the captures
+  StackTable::Generations final_stacks;  // of the blocks of a session that has stopped
   std::shared_ptr<const AllocatorState> state;  // of the accelerators; null in Session::events()
   std::shared_ptr<const Owners> owners;         // of the live blocks; null: not known
   uint16_t phase = 0;  // the events of this phase are shown, and of those within it; 0: all events

@@ -20,6 +20,7 @@
 #include "fake_frame_walk.h"
 #include "record/device_log_record.h"
 #include "session/session.h"
+#include "stack_here.h"
 #include "record/recorder.h"
 #include "record/thread_slot.h"
 #include "snapshot/memory_sink.h"
@@ -392,18 +393,22 @@ TEST(a_free_is_two_events_if_anything_differs_or_comes_between) {
   run_frames({});
 }
 
-TEST(stacks_are_copied_from_a_request_that_waits_for_its_completion) {
+TEST(the_stack_of_a_request_that_waits_for_its_completion_is_renewed) {
+  StackTable table(1 << 20);
+  run_frames({frame_at(1, 1)});
   DeviceLog log(0, 10);
   log.set_mode(Mode::on, Context::all);
   pytracer_event request{};
   request.address = 64;
-  log.record(request, PYTRACER_FREE_REQUESTED, 7, 0);
-  std::vector<uint32_t> found;
-  uint32_t ids[DeviceLog::kStackBurst];
+  log.record(request, PYTRACER_FREE_REQUESTED, stack_here(table), 0);
+  CHECK(table.begin_generation());
   for (DeviceLog::StackScan scan; scan.part != DeviceLog::StackScan::done;) {
-    found.insert(found.end(), ids, ids + log.copy_stacks(scan, ids));
+    log.renew_stacks(scan, table);
   }
-  CHECK(std::count(found.begin(), found.end(), 7) == 1);
+  CHECK(table.end_generation() == StackTable::End::done);
+  Event event;
+  CHECK(log.ring()->copy(0, 1, &event) == 0 && table.generation_of(event.stack));
+  run_frames({});
 }
 
 TEST(a_stack_is_never_one_of_an_earlier_sessions_table) {
@@ -417,7 +422,7 @@ TEST(a_stack_is_never_one_of_an_earlier_sessions_table) {
   record(0, PYTRACER_FREE_COMPLETED, 64, 1);
   const View view = recording.session.view();
   const uint32_t stack = copy_events(view.devices[0])[0].stack;
-  CHECK(view.stacks->has_stack(stack) && view.stacks->stack(stack).frames == 2);
+  CHECK(frames_of(*view.stacks, stack).innermost_first.size() == 2);
   run_frames({});
 }
 

@@ -1,7 +1,5 @@
 #include "fake_frame_walk.h"
 
-#include <algorithm>
-
 #include "frames/code_objects.h"
 
 namespace {
@@ -12,12 +10,12 @@ thread_local std::vector<RawFrame> t_frames;
 
 struct FrameAccess {
   using FramePointer = RawFrame*;
-  static constexpr bool kInstructionsAreUnique = false;
   static RawFrame* outer(RawFrame* frame) {
     return frame == &t_frames.back() ? nullptr : frame + 1;
   }
-  static const void* code(RawFrame* frame) { return frame->code; }
-  static uint64_t instruction(RawFrame* frame) { return static_cast<uint64_t>(frame->offset); }
+  static uint64_t place(RawFrame* frame) {
+    return (reinterpret_cast<uint64_t>(frame->code) << 32) + static_cast<uint64_t>(frame->offset);
+  }
 };
 
 }  // namespace
@@ -28,7 +26,7 @@ std::function<void()> while_a_name_is_read;
 void run_frames(std::vector<RawFrame> frames) { t_frames = std::move(frames); }
 
 pytracer::RawFrame frame_at(uintptr_t code, int32_t offset) {
-  return {reinterpret_cast<const void*>(code), offset};
+  return {reinterpret_cast<const void*>(code), offset, false};
 }
 
 namespace pytracer {
@@ -45,11 +43,7 @@ bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
 
 bool runs_python(WalkMemo&) noexcept { return !t_frames.empty(); }
 
-Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
-  const uint32_t frames = std::min(depth, static_cast<uint32_t>(t_frames.size()));
-  std::copy_n(t_frames.begin(), frames, out);
-  return {frames, t_frames.size() > depth, true};
-}
+RawFrame read_frame(const void* frame) noexcept { return *static_cast<const RawFrame*>(frame); }
 
 std::string frame_walk_problem() { return {}; }
 void watch_code(void (*)(const void*)) {}
@@ -66,9 +60,3 @@ std::string code_filename(const void* code) {
 }
 
 }  // namespace pytracer
-
-pytracer::WalkKey key_here(uint32_t depth, uint64_t seed) {
-  thread_local pytracer::WalkMemo memo;
-  pytracer::compare_frames(memo, depth, seed);
-  return memo.key();
-}

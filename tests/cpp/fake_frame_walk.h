@@ -15,5 +15,3 @@ pytracer::RawFrame frame_at(uintptr_t code, int32_t offset);
 extern std::string folder_of_files;
 // Called by code_filename(), as if another thread ran at that time; empty for no call.
 extern std::function<void()> while_a_name_is_read;
-// The key of this thread's frames, computed as a hook computes it.
-pytracer::WalkKey key_here(uint32_t depth, uint64_t seed);

@@ -13,6 +13,7 @@
 #include "cpu_events.h"
 #include "fake_frame_walk.h"
 #include "session/session.h"
+#include "stack_here.h"
 #include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
 #include "view/events.h"
@@ -278,7 +279,7 @@ TEST(options_may_change_without_losing_events) {
   const std::vector<Event> events = copy_events(view.devices[0]);
   CHECK(events.size() == 7 && events[2].stack == 0 && events[3].stack != 0);
   view.stacks->resolve();
-  CHECK(view.stacks->stack(events[3].stack).frames == 2);
+  CHECK(frames_of(*view.stacks, events[3].stack).innermost_first.size() == 2);
   session.change(1, 2, Context::all);
   CHECK(copy_events(session.view().devices[0]).size() == 1);
 }

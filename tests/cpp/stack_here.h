@@ -1,13 +1,39 @@
-// The id of this thread's stack, found or interned as Recorder does it for an event.
+// The stacks of a table, as tests make and read them.
 #pragma once
+
+#include <string>
 
 #include "fake_frame_walk.h"
 #include "record/stack_table.h"
 
+// This thread's stack, as Recorder finds or interns it for an event.
 inline uint32_t stack_here(pytracer::StackTable& table, uint32_t depth = 32) {
-  const pytracer::WalkKey key = key_here(depth, table.seed());
-  if (const uint32_t id = table.find(key)) return id;
-  pytracer::RawFrame frames[pytracer::kMaxStackDepth];
-  const pytracer::Walk walk = pytracer::walk_frames(frames, depth);
-  return table.intern(frames, walk, key);
+  thread_local pytracer::WalkMemo memo;
+  uint32_t stack = pytracer::StackTable::kOutdated;
+  while (stack == pytracer::StackTable::kOutdated) {
+    if (pytracer::compare_frames(memo, depth, table.seed()) == pytracer::FrameChange::same) {
+      return memo.stack();
+    }
+    stack = table.find_or_intern(memo);
+  }
+  return stack;
+}
+
+// Its frames, innermost first.
+inline pytracer::CallTree::Frames frames_of(const pytracer::StackTable& table, uint32_t stack,
+                                            uint32_t depth = pytracer::kMaxStackDepth) {
+  return table.generation_of(stack)->frames(stack, depth);
+}
+// One of them, counted from the innermost one.
+inline const pytracer::CallTree::Frame& frame_of(const pytracer::StackTable& table, uint32_t stack,
+                                                 uint32_t index) {
+  return table.generation_of(stack)->frame(frames_of(table, stack).innermost_first[index]);
+}
+inline std::string name_of(const pytracer::StackTable& table, uint32_t stack) {
+  const auto tree = table.generation_of(stack);
+  return std::string(tree->text(tree->name(frame_of(table, stack, 0))));
+}
+inline std::string filename_of(const pytracer::StackTable& table, uint32_t stack) {
+  const auto tree = table.generation_of(stack);
+  return std::string(tree->text(tree->filename(frame_of(table, stack, 0))));
 }

@@ -1,5 +1,6 @@
 #include "frames/walk_memo.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
@@ -20,10 +21,8 @@ struct Frame {
 };
 struct FrameAccess {
   using FramePointer = Frame*;
-  static constexpr bool kInstructionsAreUnique = true;
   static Frame* outer(Frame* frame) { return frame->outer; }
-  static const void* code(Frame* frame) { return reinterpret_cast<void*>(frame->instruction / 16); }
-  static uint64_t instruction(Frame* frame) { return frame->instruction; }
+  static uint64_t place(Frame* frame) { return frame->instruction; }
 };
 
 class Program {
@@ -84,49 +83,86 @@ class Program {
 };
 
 constexpr size_t kWords = 1 << 16;
-using Key = std::pair<uint64_t, uint64_t>;
-Key key_of(WalkMemo& memo) {
-  const WalkKey key = memo.key();
-  return {key.a, key.b};
+
+// A calling-context tree without bounds or threads.
+class Tree {
+ public:
+  // Gives the memo's entries their nodes.
+  void resolve(WalkMemo& memo) {
+    const uint32_t first = memo.first_unknown();
+    uint32_t node = first != 0 ? memo.entry(first - 1)->node : node_of(0, memo.base(), 0);
+    for (uint32_t i = first; i < memo.size(); ++i) {
+      const bool is_top = i + 1 == memo.size();
+      const uint64_t place = is_top ? memo.top_place() : memo.entry(i)->place;
+      node = node_of(node, place, hashes_[node]);
+      CHECK((is_top ? memo.top_hash() : memo.entry(i)->hash) == hashes_[node]);
+      memo.entry(i)->node = node;
+    }
+    memo.set_stack(node, node);
+  }
+  // The innermost `depth` instructions of a node, innermost first; then whether there are more.
+  std::vector<uint64_t> stack(uint32_t node, uint32_t depth) const {
+    std::vector<uint64_t> places;
+    for (; outer_[node].first != 0; node = outer_[node].first) places.push_back(outer_[node].second);
+    const auto base = static_cast<uint32_t>(outer_[node].second);
+    CHECK(PathBase::depth(base) == depth);
+    const bool is_truncated = PathBase::is_cut(base) || places.size() > depth;
+    places.resize(std::min<size_t>(places.size(), depth));
+    places.push_back(is_truncated);
+    return places;
+  }
+
+ private:
+  uint32_t node_of(uint32_t outer, uint64_t place, uint32_t outer_hash) {
+    const auto [known, is_new] = nodes_.emplace(std::pair(outer, place), outer_.size());
+    if (is_new) {
+      outer_.push_back(known->first);
+      hashes_.push_back(PathHash::extended(outer_hash, place));
+    }
+    return known->second;
+  }
+  std::map<std::pair<uint32_t, uint64_t>, uint32_t> nodes_;
+  std::vector<std::pair<uint32_t, uint64_t>> outer_{1};
+  std::vector<uint32_t> hashes_{0};
+};
+
+// Returns whether the memo knew the stack.
+bool follow(WalkMemo& memo, Tree& tree, Program& program, uint32_t depth, uint64_t seed = 1) {
+  const bool same = memo.follow<FrameAccess>(program.innermost(), depth, seed);
+  if (!same) tree.resolve(memo);
+  CHECK(tree.stack(memo.stack(), depth) == program.stack(depth));
+  CHECK(memo.is_truncated() == (program.stack(depth).back() != 0));
+  return same;
 }
 
-// Two walks have the same key exactly if their innermost frames are the same. A stack that the memo
-// knows is the walk's own.
-void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
+void check_paths(unsigned seed, uint32_t depth, size_t most_calls) {
   std::vector<uint64_t> memory(kWords);
   Program program(seed, memory);
   program.enter();
   WalkMemo memo;
-  std::map<std::vector<uint64_t>, Key> keys;
-  std::map<Key, std::vector<uint64_t>> stacks;
-  std::map<std::vector<uint64_t>, uint32_t> ids;
+  Tree tree;
   int known = 0;
   for (int i = 0; i < 20'000; ++i) {
     if (i % 3 != 0) program.run(most_calls);
-    const std::vector<uint64_t> stack = program.stack(depth);
-    const bool same = memo.follow<FrameAccess>(program.innermost(), depth, 1);
-    const uint32_t id = ids.emplace(stack, ids.size() + 1).first->second;
-    CHECK(!same || memo.stack() == id || memo.stack() == 0);
-    CHECK(same || i % 3 != 0 || i == 0);  // no call or return happened in between
-    known += same && memo.stack() != 0;
-    memo.set_stack(i % 17 == 0 ? 0 : id);  // 0, as for a walk whose stack the table does not keep
-    const Key key = key_of(memo);
-    CHECK(keys.emplace(stack, key).first->second == key);
-    CHECK(stacks.emplace(key, stack).first->second == stack);
+    if (i % 101 == 100) memo.start_afresh();
+    const bool same = follow(memo, tree, program, i % 50 == 0 ? depth + 1 : depth);
+    // Where no call or return happened in between, the stack is known.
+    CHECK(same || i % 3 != 0 || i % 50 < 2 || i % 101 == 100);
+    known += same;
   }
   CHECK(known > 1000);
 }
 
 }  // namespace
 
-TEST(walk_memo_keys_depend_on_the_innermost_frames) {
+TEST(walk_memo_has_the_paths_of_the_innermost_frames) {
   for (unsigned seed = 0; seed < 8; ++seed) {
-    check_keys(seed, 1, 20);
-    check_keys(seed, 5, 4);
-    check_keys(seed, 5, 12);
-    check_keys(seed, 32, 60);
-    check_keys(seed, 64, 200);  // more calls than the memo's slack
-    check_keys(seed, kMaxStackDepth, 100);
+    check_paths(seed, 1, 20);
+    check_paths(seed, 5, 4);
+    check_paths(seed, 5, 12);
+    check_paths(seed, 32, 60);
+    check_paths(seed, 64, 200);  // more calls than the memo's slack
+    check_paths(seed, kMaxStackDepth - 1, 100);
   }
 }
 
@@ -135,55 +171,38 @@ TEST(walk_memo_knows_the_last_two_instructions) {
   Program program(1, memory);
   for (int i = 0; i < 6; ++i) program.enter();
   WalkMemo memo;
+  Tree tree;
   const auto follow_at = [&](uint64_t instruction, uint32_t depth = 4, uint64_t seed = 1) {
     program.innermost()->instruction = instruction;
-    return memo.follow<FrameAccess>(program.innermost(), depth, seed);
-  };
-  const auto note_at = [&](uint64_t instruction, uint32_t depth = 4, uint64_t seed = 1) {
-    CHECK(!follow_at(instruction, depth, seed));
-    memo.set_stack(static_cast<uint32_t>(instruction));
-    return key_of(memo);
+    return follow(memo, tree, program, depth, seed);
   };
   // GIVEN a function that allocates at one instruction and frees at another
-  const Key first = note_at(16), second = note_at(18);
-  // WHEN it does so again, THEN both stacks are known, with their keys
-  for (int i = 0; i < 3; ++i) {
-    CHECK(follow_at(16) && memo.stack() == 16 && key_of(memo) == first);
-    CHECK(follow_at(18) && memo.stack() == 18 && key_of(memo) == second);
-  }
+  CHECK(!follow_at(16) && !follow_at(18));
+  // WHEN it does so again, THEN both stacks are known
+  for (int i = 0; i < 3; ++i) CHECK(follow_at(16) && follow_at(18));
   // A third instruction takes the place of the one that was left first.
-  note_at(20);
-  CHECK(follow_at(18) && memo.stack() == 18);
-  note_at(16);
+  CHECK(!follow_at(20) && follow_at(18) && !follow_at(16));
   // After a call, another seed or another depth, only the last stack counts.
   program.enter();
-  note_at(32);
+  CHECK(!follow_at(32));
   program.leave();
-  note_at(16);
-  note_at(18);
-  CHECK(follow_at(16));
-  note_at(18, 4, 2);
-  note_at(16, 4, 2);
-  note_at(18, 3, 2);
-  note_at(16, 3, 2);
-  CHECK(follow_at(18, 3, 2) && memo.stack() == 18);
+  CHECK(!follow_at(16) && !follow_at(18) && follow_at(16));
+  CHECK(!follow_at(18, 4, 2) && !follow_at(16, 4, 2) && !follow_at(18, 3, 2));
+  CHECK(!follow_at(16, 3, 2) && follow_at(18, 3, 2));
 }
 
 // A thread slot with its memo passes from a thread to the next, whose frames are at the same
 // places.
 TEST(walk_memo_may_pass_to_another_thread) {
   WalkMemo memo;
+  Tree tree;
   std::vector<uint64_t> memory(kWords);
-  std::map<std::vector<uint64_t>, Key> keys;
   for (unsigned seed = 0; seed < 3'000; ++seed) {
     Program program(seed, memory);
     const uint32_t depth = seed % 2 == 0 ? 8 : 64;
     for (int i = 0; i < 5; ++i) {
       program.run(30);
-      std::vector<uint64_t> stack = program.stack(depth);
-      memo.follow<FrameAccess>(program.innermost(), depth, 1);
-      stack.push_back(depth);
-      CHECK(keys.emplace(stack, key_of(memo)).first->second == key_of(memo));
+      follow(memo, tree, program, depth);
     }
     if (seed % 7 == 0) memo.forget();
   }
@@ -194,36 +213,32 @@ TEST(walk_memo_holds_the_deepest_stacks) {
   Program program(1, memory);
   for (uint32_t i = 0; i < 4 * kMaxStackDepth; ++i) program.enter();
   WalkMemo memo;
+  Tree tree;
   for (const uint32_t depth : {kMaxStackDepth, kMaxStackDepth - 1, 1u, 40u, kMaxStackDepth}) {
-    CHECK(!memo.follow<FrameAccess>(program.innermost(), depth, 1));
-    CHECK(memo.follow<FrameAccess>(program.innermost(), depth, 1));
-    const Key key = key_of(memo);
+    CHECK(!follow(memo, tree, program, depth) && follow(memo, tree, program, depth));
     for (uint32_t i = 0; i < 2 * kMaxStackDepth; ++i) {  // calls that return below
       program.enter();
-      if (i % 7 == 0) memo.follow<FrameAccess>(program.innermost(), depth, 1);
+      if (i % 7 == 0) follow(memo, tree, program, depth);
     }
     for (uint32_t i = 0; i < 2 * kMaxStackDepth; ++i) program.leave();
-    CHECK(!memo.follow<FrameAccess>(program.innermost(), depth, 1));
-    CHECK(key_of(memo) == key);
+    CHECK(!follow(memo, tree, program, depth));
   }
 }
 
-TEST(walk_memo_keys_differ_by_seed_and_truncation) {
+// The frames that a memo has beyond `depth` may be gone, or others may be there.
+TEST(walk_memo_sees_that_the_frames_beyond_are_gone) {
   std::vector<uint64_t> memory(kWords);
   Program program(1, memory);
   for (int i = 0; i < 6; ++i) program.enter();
   WalkMemo memo;
-  memo.follow<FrameAccess>(program.innermost(), 6, 1);
-  const Key complete = key_of(memo);
-  CHECK(!memo.follow<FrameAccess>(program.innermost(), 6, 2));
-  CHECK(key_of(memo).first != complete.first && key_of(memo).second != complete.second);
-  CHECK(!memo.follow<FrameAccess>(program.innermost(), 6, 1));
-  CHECK(key_of(memo) == complete);
-  // The same six frames, called from a seventh: only the link of the sixth frame differs.
+  Tree tree;
   Frame* outermost = program.innermost();
   while (outermost->outer != nullptr) outermost = outermost->outer;
   Frame caller{nullptr, 16};
-  outermost->outer = &caller;
-  CHECK(!memo.follow<FrameAccess>(program.innermost(), 6, 1));
-  CHECK(key_of(memo).first != complete.first && key_of(memo).second != complete.second);
+  for (const uint32_t depth : {6u, 5u, 7u}) {
+    for (int i = 0; i < 3; ++i) {
+      outermost->outer = i == 1 ? &caller : nullptr;
+      CHECK(!follow(memo, tree, program, depth) || depth == 5);
+    }
+  }
 }

@@ -1,4 +1,4 @@
-// A full stack table gives up the stacks that nothing refers to.
+// A full stack table gives up the stacks that nothing refers to: a new generation takes over the others.
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -19,8 +19,8 @@ using namespace pytracer;
 
 namespace {
 
-constexpr uint64_t kBound = 1 << 17;  // room for about 4,000 stacks
-constexpr uint64_t kManyStacks = 12'000;
+constexpr uint64_t kBound = 1 << 17;  // room for about 2 * 2,500 stacks
+constexpr uint64_t kManyStacks = 25'000;
 
 SessionOptions options(uint32_t entries = 100) {
   return {{PYTRACER_CPU_DEVICE, 0}, entries, 32, kBound, Context::all};
@@ -36,10 +36,14 @@ void run_stack(uint64_t number) {
   run_frames(frames);
 }
 uint64_t number_of(const StackTable& stacks, uint32_t id) {
-  CHECK(stacks.has_stack(id) && stacks.stack(id).frames == kFrames);
-  uint64_t number = 0;
-  for (uint64_t power = 1; id != 0; id = stacks.stack(id).outer, power *= kDigits) {
-    number += power * static_cast<uint64_t>(stacks.frame(stacks.stack(id).frame).offset);
+  const auto tree = stacks.generation_of(id);
+  CHECK(tree && tree->is_used(id));
+  const std::vector<uint32_t> frames = tree->frames(id, kMaxStackDepth).innermost_first;
+  CHECK(frames.size() == kFrames);
+  uint64_t number = 0, power = 1;
+  for (const uint32_t frame : frames) {
+    number += power * static_cast<uint64_t>(tree->frame(frame).offset);
+    power *= kDigits;
   }
   return number;
 }
@@ -107,9 +111,25 @@ TEST(a_full_table_gives_up_stacks_that_nothing_refers_to) {
     CHECK(check_stacks(session.view()) == 0);
     CHECK(stacks_of(session).bytes <= kBound);
   }
-  CHECK(stacks_of(session).freed > kManyStacks / 2 && stacks_of(session).dropped == 0);
+  CHECK(stacks_of(session).generations > 5 && stacks_of(session).dropped == 0);
   CHECK(session.view().devices[0].capture.blocks.size() == 50);
   CHECK(session.view().devices[1].capture.segments.size() == 1);
+}
+
+// Ten times the bound of new stacks, while a model stays allocated.
+TEST(stacks_of_a_model_outlive_generations) {
+  Recorder::instance().set_walking(true);
+  Session session(options(1000));
+  session.start();
+  for (uint64_t block = 1; block <= 1000; ++block) alloc_from(block << 20, block);
+  const uint64_t many = 10 * kBound / CallTree::kStackBytes;
+  for (uint64_t first = 1000; first < many; first += 1000) {
+    alloc_and_free(first, 1000);
+    CHECK(stacks_of(session).bytes <= kBound);
+  }
+  CHECK(stacks_of(session).generations > 10 && stacks_of(session).dropped == 0);
+  const View view = session.view();
+  CHECK(check_stacks(view) == 0 && view.devices[0].capture.blocks.size() == 1000);
 }
 
 TEST(what_a_table_has_of_dropped_functions_is_given_up) {
@@ -138,10 +158,9 @@ TEST(what_a_table_has_of_dropped_functions_is_given_up) {
   view.stacks->resolve();
   for (const Event& event : copy_events(view.devices[0])) {
     CHECK(event.stack != 0);
-    const StackTable::Frame& frame = view.stacks->frame(view.stacks->stack(event.stack).frame);
-    const std::string& name = view.stacks->string(view.stacks->name(frame));
-    CHECK(name.size() == 6 && view.stacks->string(view.stacks->filename(frame)) ==
-                                  "generated" + name.substr(1) + ".py");
+    const std::string name = name_of(*view.stacks, event.stack);
+    CHECK(name.size() == 6);
+    CHECK(filename_of(*view.stacks, event.stack) == "generated" + name.substr(1) + ".py");
   }
   folder_of_files.clear();
 }
@@ -152,14 +171,32 @@ TEST(a_stack_that_a_view_shows_is_not_given_up) {
   session.start();
   alloc_and_free(1, 100);
   std::optional<View> view = session.view();
-  const uint64_t freed = stacks_of(session).freed;
   const std::vector<Event> events = copy_events(view->devices[0]);
   alloc_and_free(1000, kManyStacks);
-  CHECK(stacks_of(session).freed == freed && stacks_of(session).dropped > 0);
+  CHECK(stacks_of(session).generations == 2 && stacks_of(session).dropped > 0);
   for (const Event& event : events) CHECK(number_of(*view->stacks, event.stack) == event.size);
   view.reset();
+  const uint64_t dropped = stacks_of(session).dropped;
   alloc_and_free(1000, kManyStacks);
-  CHECK(stacks_of(session).freed > freed && check_stacks(session.view()) == 0);
+  CHECK(stacks_of(session).generations > 5 && stacks_of(session).dropped < dropped + 10);
+  CHECK(check_stacks(session.view()) == 0);
+}
+
+// The view of a ring reads stacks that were renewed after it was made.
+TEST(a_view_shows_what_was_renewed_meanwhile) {
+  Recorder::instance().set_walking(true);
+  Session session(options());
+  session.start();
+  for (uint64_t block = 1; block <= 50; ++block) alloc_from(block << 20, block);
+  const View view = session.view();
+  for (uint64_t number = 1000; stacks_of(session).generations == 1; ++number) {
+    on_accelerator(PYTRACER_OOM, 0, number);
+  }
+  for (uint64_t number = 9000; number < 9200; ++number) on_accelerator(PYTRACER_OOM, 0, number);
+  const uint32_t before = view.devices[0].capture.blocks[0].stack;
+  const std::vector<Event> events = copy_events(view.devices[0]);
+  CHECK(view.stacks->generation_of(events[0].stack) != view.stacks->generation_of(before));
+  CHECK(check_stacks(view) == 0);
 }
 
 TEST(a_stack_of_a_stopped_session_is_not_given_up) {
@@ -170,47 +207,31 @@ TEST(a_stack_of_a_stopped_session_is_not_given_up) {
   stopped.stop();
   Session session(options());
   session.start();
-  for (int round = 0; round < 3; ++round) {
+  for (uint32_t round = 0; round < 3; ++round) {
     alloc_and_free(1000, kManyStacks);
     CHECK(check_stacks(stopped.view()) == 0);
     session.change(100 + 50 * round, 32, Context::all);  // replaces the ring
   }
-  // It keeps no other stack than its own.
-  CHECK(stacks_of(session).freed > kManyStacks && stacks_of(session).dropped == 0);
+  CHECK(stacks_of(session).generations > 10 && stacks_of(session).dropped == 0);
   CHECK(stopped.view().devices[0].capture.blocks.size() == 1);
   stopped.start();  // forgets the blocks of the stop
   alloc_and_free(1000, kManyStacks);
-  CHECK(stacks_of(session).freed > 0 && check_stacks(session.view()) == 0);
+  CHECK(stacks_of(session).dropped == 0 && check_stacks(session.view()) == 0);
 }
 
-TEST(a_held_stack_is_not_given_up) {
+TEST(a_generation_that_python_has_is_kept) {
   Recorder::instance().set_walking(true);
   Session session(options());
   session.start();
-  // GIVEN events of two calls, of which the first ones are held, and those of many others
-  const auto hold_newest = [&] {
-    const View view = session.events();
-    const uint32_t id = copy_events(view.devices[0]).back().stack;
-    return std::pair(id, session.hold_returned({id}));
-  };
+  const auto newest = [&] { return copy_events(session.events().devices[0]).back().stack; };
   alloc_and_free(7, 1);
-  auto [first, held] = hold_newest();
-  for (uint64_t call = 0; call < 10'000; ++call) {
-    alloc_and_free(1000 + call, 1);
-    hold_newest();
-  }
-  alloc_and_free(8, 1);
-  const uint32_t newest = hold_newest().first;
-  // WHEN many more stacks are recorded than fit
+  const uint32_t first = newest();
+  StackTable::Generations kept = session.keep_returned();
   for (int i = 0; i < 3; ++i) alloc_and_free(1000, kManyStacks);
-  // THEN the table still has those of the first and of the newest call, and has room for all others
-  CHECK(stacks_of(session).freed > kManyStacks && stacks_of(session).dropped == 0);
-  CHECK(number_of(*session.stacks(), first) == 7 && number_of(*session.stacks(), newest) == 8);
-  CHECK(session.stacks()->is_held(first) && session.stacks()->is_held(newest));
-  // AND what nobody holds is given up
-  held.reset();
-  for (int i = 0; i < 3; ++i) alloc_and_free(1000, kManyStacks);
-  CHECK(!session.stacks()->is_held(first) && number_of(*session.stacks(), newest) == 8);
+  session.keep_returned();
+  CHECK(number_of(*session.stacks(), first) == 7 && stacks_of(session).dropped == 0);
+  kept.clear();
+  CHECK(session.stacks()->generation_of(first) == nullptr);
 }
 
 TEST(nothing_is_given_up_before_hooks_have_ended) {
@@ -226,60 +247,70 @@ TEST(nothing_is_given_up_before_hooks_have_ended) {
   });
   while (!in_hook) std::this_thread::yield();
   alloc_and_free(1000, kManyStacks);
-  CHECK(stacks_of(session).freed == 0 && stacks_of(session).dropped > 0);
+  CHECK(stacks_of(session).generations == 2 && stacks_of(session).dropped > 0);
   stop = true;
   slow.join();
   alloc_and_free(1000, kManyStacks);
-  CHECK(stacks_of(session).freed > 0 && check_stacks(session.view()) == 0);
+  CHECK(stacks_of(session).generations > 5 && check_stacks(session.view()) == 0);
 }
 
-// Without that, a new ring could bring back events whose stacks were not marked.
-TEST(stacks_are_marked_again_after_a_ring_was_replaced) {
+// Otherwise a new ring could bring back events whose stacks were not renewed.
+TEST(rings_are_looked_at_again_after_one_was_replaced) {
   StackTable table(kBound);
   run_stack(1);
-  const uint32_t first = stack_here(table);
-  run_stack(2);
-  const uint32_t second = stack_here(table);
-  table.begin_collection();
-  table.clear_stale();
-  table.make_marks_stale();
-  CHECK(table.sweep() == StackTable::Sweep::marks_are_stale && table.has_stack(first));
-  table.clear_stale();
-  table.mark(&second, 1);
-  CHECK(table.sweep() == StackTable::Sweep::done);
-  CHECK(!table.has_stack(first) && number_of(table, second) == 2);
+  const uint32_t old = stack_here(table);
+  CHECK(table.begin_generation());
+  table.note_replaced_ring();
+  CHECK(table.end_generation() == StackTable::End::again && table.generation_of(old));
+  const uint32_t renewed = table.renewed(old);
+  CHECK(renewed != old && table.renewed(old) == renewed && table.renewed(renewed) == renewed);
+  CHECK(table.end_generation() == StackTable::End::done);
+  CHECK(!table.generation_of(old) && number_of(table, renewed) == 1);
+  // WHEN the stack is used again THEN it has the same number
+  CHECK(stack_here(table) == renewed && table.stats().stacks == 1);
 }
 
-TEST(a_larger_ring_makes_the_marks_stale) {
+TEST(a_larger_ring_is_looked_at_again) {
   Session session(options());
   session.start();
-  StackTable& table = *session.stacks();
-  table.begin_collection();
-  table.clear_stale();
+  const auto table = session.stacks();
+  CHECK(table->begin_generation());
   session.change(200, 32, Context::all);
-  CHECK(table.sweep() == StackTable::Sweep::marks_are_stale);
+  CHECK(table->end_generation() == StackTable::End::pinned);  // by `table`
 }
 
-TEST(a_stack_that_is_used_again_during_a_collection_stays) {
+TEST(copies_always_have_room) {
+  // GIVEN a table whose stacks are all in use, and a new generation
   StackTable table(kBound);
-  run_stack(1);
-  const uint32_t id = stack_here(table);
-  CHECK(table.find(key_here(32, table.seed())) == id);
-  table.begin_collection();
-  CHECK(table.find(key_here(32, table.seed())) == 0);  // no hook finds it without marking it
-  CHECK(stack_here(table) == id);
-  CHECK(table.sweep() == StackTable::Sweep::done && number_of(table, id) == 1);
+  std::vector<uint32_t> stacks;
+  uint64_t number = 0;
+  while (table.stats().dropped == 0) {
+    run_stack(number++);
+    stacks.push_back(stack_here(table));
+  }
+  stacks.pop_back();
+  CHECK(table.begin_generation());
+  // WHEN more stacks are made than fit, before the others are copied
+  for (uint64_t other = 0; other < 10'000; ++other) {
+    run_stack(100'000 + other);
+    stack_here(table);
+  }
+  // THEN each of the others is copied
+  for (size_t i = 0; i < stacks.size(); ++i) {
+    const uint32_t renewed = table.renewed(stacks[i]);
+    CHECK(renewed != 0 && number_of(table, renewed) == i);
+  }
+  CHECK(table.end_generation() == StackTable::End::done && table.stats().bytes <= kBound);
 }
 
 TEST(a_table_full_of_stacks_in_use_is_not_searched_all_the_time) {
   Recorder::instance().set_walking(true);
   Session session(options(100'000));
   session.start();
-  const uint64_t seed = session.stacks()->seed();
   alloc_and_free(0, 20'000);
   CHECK(stacks_of(session).dropped > 10'000);
-  // Each collection has a new seed, and looks at some 4,000 stacks and up to 80,000 ids.
-  CHECK(session.stacks()->seed() - seed < 30);
+  // Each generation looks at some 2,500 stacks and up to 80,000 ids.
+  CHECK(stacks_of(session).generations < 30);
 }
 
 TEST(stacks_are_given_up_while_threads_record) {
@@ -310,7 +341,7 @@ TEST(stacks_are_given_up_while_threads_record) {
   stop = true;
   for (std::thread& thread : threads) thread.join();
   check_stacks(session.view());
-  CHECK(stacks_of(session).freed > 0 && stacks_of(session).bytes <= kBound);
+  CHECK(stacks_of(session).generations > 2 && stacks_of(session).bytes <= kBound);
 }
 
 TEST(functions_are_dropped_while_threads_record) {
@@ -331,7 +362,7 @@ TEST(functions_are_dropped_while_threads_record) {
       }
     });
   }
-  for (int i = 0; i < 100 || stacks_of(session).freed < 10'000; ++i) {
+  for (int i = 0; i < 100 || stacks_of(session).generations < 5; ++i) {
     const View view = session.view();
     {
       std::lock_guard lock(gil);
@@ -339,8 +370,7 @@ TEST(functions_are_dropped_while_threads_record) {
     }
     for (const Event& event : copy_events(view.devices[0])) {
       if (event.stack == 0) continue;
-      const StackTable::Frame& frame = view.stacks->frame(view.stacks->stack(event.stack).frame);
-      CHECK(view.stacks->string(view.stacks->name(frame)) == "f" + std::to_string(event.size));
+      CHECK(name_of(*view.stacks, event.stack) == "f" + std::to_string(event.size));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

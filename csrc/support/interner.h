@@ -1,0 +1,57 @@
+// Items of one kind, each stored once: an item's number, from 1 on, is its place in an array.
+//
+// 1. Item has `uint64_t hash() const` and `uint32_t next`, which belongs to the interner. The hash of
+//    an item that nobody looks for any more may change.
+// 2. One writer at a time. find() may run on any thread meanwhile: it then may miss an item, but
+//    never finds another one. What `matches` reads, and add() does not write, is the user's concern.
+// 3. Items keep their numbers and places. Item 0 is all zeroes, and stands for "none".
+#pragma once
+
+#include <cstdint>
+
+#include "support/linear_hash.h"
+#include "support/reserved_array.h"
+
+namespace pytracer {
+
+template <class Item>
+class Interner {
+ public:
+  explicit Interner(uint32_t most) : items_{ReservedArray<Item>(size_t{most} + 1)}, index_(items_, most) {}
+
+  // The number of an item with this hash for which `matches(number)`; 0: there is none.
+  template <class Matches>
+  uint32_t find(uint64_t hash, Matches matches) const noexcept {
+    return index_.find(hash, matches);
+  }
+  // Only if there is room, and the item is not there yet.
+  uint32_t add(const Item& item) noexcept {
+    items_.all[++count_] = item;
+    index_.insert(count_);
+    return count_;
+  }
+  Item& operator[](uint32_t number) noexcept { return items_.all[number]; }
+  const Item& operator[](uint32_t number) const noexcept { return items_.all[number]; }
+  uint32_t count() const noexcept { return count_; }
+  bool is_full() const noexcept { return count_ + 1 == items_.all.capacity(); }
+
+  // Forgets all items. In a fork handler too.
+  void clear() noexcept {
+    index_.clear();
+    count_ = 0;
+  }
+
+  // What an item takes, with its place in the index.
+  static constexpr uint64_t kItemBytes = sizeof(Item) + sizeof(uint32_t);
+
+ private:
+  struct Items {
+    uint64_t hash(uint32_t number) const noexcept { return all[number].hash(); }
+    uint32_t& next(uint32_t number) noexcept { return all[number].next; }
+    ReservedArray<Item> all;
+  } items_;
+  LinearHash<Items> index_;
+  uint32_t count_ = 0;
+};
+
+}  // namespace pytracer

@@ -118,8 +118,9 @@ struct MostCached<Config, std::void_t<decltype(Config::pinned_max_cached_size())
 using c10::CachingAllocator::AcceleratorAllocatorConfig;
 
 void delete_traced(void* context) {
+  const auto address = reinterpret_cast<uint64_t>(static_cast<const Block*>(context)->ptr_);
   update([&](auto& memory) {
-    memory.requested(context, kTellsState<at::HostAllocator>,
+    memory.requested(address, context, kTellsState<at::HostAllocator>,
                      &MostCached<AcceleratorAllocatorConfig>::holds);
   });
   g_base_delete.load(std::memory_order_relaxed)(context);
@@ -150,7 +151,7 @@ class TracedAllocator final : public Forwards<at::HostAllocator> {
   bool record_event(void* data, void* context, c10::Stream stream) override {
     const bool is_known = base().record_event(data, context, stream);
     if (is_known) {
-      update([&](auto& memory) { memory.used(reinterpret_cast<uint64_t>(data), context); });
+      update([&](auto& memory) { memory.used(reinterpret_cast<uint64_t>(data)); });
     }
     return is_known;
   }

@@ -78,26 +78,25 @@ class PinnedMemory {
       found = segments_.emplace(address, given).first;
     }
     found->second = given;
-    if (given.context != nullptr) addresses_[given.context] = address;
     report_(PYTRACER_ALLOC, address, given);
   }
 
-  void used(uint64_t address, const void* context) noexcept {
-    const auto by_context = addresses_.find(context);
-    const auto found = segments_.find(by_context != addresses_.end() ? by_context->second : address);
-    if (found != segments_.end()) found->second.used_on_stream = true;
+  // A stream uses `data`, which is in a block.
+  void used(uint64_t data) noexcept {
+    auto found = segments_.upper_bound(data);
+    if (found == segments_.begin() || data - (--found)->first >= found->second.size) return;
+    found->second.used_on_stream = true;
   }
 
-  // The program frees the block with this context. `may_wait`: whether poll() will tell when the
-  // streams have finished with it; else the free counts as completed. `is_cached`: whether torch
-  // keeps a block of this size.
+  // The program frees the block at this address, with this context. `may_wait`: whether poll() will
+  // tell when the streams have finished with it; else the free counts as completed. `is_cached`:
+  // whether torch keeps a block of this size.
   template <class IsCached>
-  void requested(const void* context, bool may_wait, IsCached is_cached) {
-    const auto by_context = addresses_.find(context);
-    if (by_context == addresses_.end()) return;
-    const auto found = segments_.find(by_context->second);
-    if (found == segments_.end() || found->second.state != PYTRACER_ACTIVE_ALLOCATED) return;
+  void requested(uint64_t address, const void* context, bool may_wait, IsCached is_cached) {
+    const auto found = segments_.find(address);
+    if (found == segments_.end()) return;
     PinnedSegment& segment = found->second;
+    if (segment.context != context || segment.state != PYTRACER_ACTIVE_ALLOCATED) return;
     report_(PYTRACER_FREE_REQUESTED, found->first, segment);
     segment.state = PYTRACER_ACTIVE_PENDING_FREE;
     segment.order = ++order_;
@@ -169,10 +168,6 @@ class PinnedMemory {
 
   void release(typename Segments::iterator segment) {
     report_(PYTRACER_SEGMENT_FREE, segment->first, segment->second);
-    const auto by_context = addresses_.find(segment->second.context);
-    if (by_context != addresses_.end() && by_context->second == segment->first) {
-      addresses_.erase(by_context);
-    }
     segments_.erase(segment);
   }
 
@@ -192,9 +187,8 @@ class PinnedMemory {
   }
 
   Report report_;
-  Segments segments_;                                      // by address
-  std::unordered_map<const void*, uint64_t> addresses_;    // by context
-  std::map<uint64_t, uint64_t> waiting_;                   // addresses by order, for poll()
+  Segments segments_;                     // by address
+  std::map<uint64_t, uint64_t> waiting_;  // addresses by order, for poll()
   uint64_t order_ = 0;
 };
 

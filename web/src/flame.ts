@@ -79,7 +79,6 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     if (!focused || !found.some(({ node }) => node === focused)) focused = top;
     shown = new Map(found.map((box) => [boxElement(box, top, width, matches), box.node]));
     boxes.replaceChildren(...shown.keys());
-    boxes.style.height = `${(Math.max(...found.map(({ row }) => row)) + 1) * ROW_PIXELS + 4}px`;
     if (wantsFocus) for (const [box, node] of shown) if (node === focused) box.focus();
     wantsFocus = false;
     writeTexts(tree, top, matches);

@@ -12,29 +12,41 @@ export function createHeader(
   root: HTMLElement, page: Page, selection: Selection, file: FileData | null,
 ): void {
   const help = helpDialog();
-  const title = element("div", { class: "page-title" },
+  const tools = element("div", { class: "page-title" },
     element("span", { class: "faint" }, page.title),
     ...pickers(page, selection, file),
     button("Keys and terms", () => help.showModal()));
-  root.append(title, verdict(page), help);
-  if (page.left_out.length > 0) {
-    root.append(element("div", { class: "left-out" },
-      ...page.left_out.map((sentence) => element("p", {}, sentence))));
-  }
+  root.append(verdict(page, tools), help);
   const entry = page.files[selection.state.file];
   if (entry?.data === null) {
     root.append(element("p", { role: "alert" }, `This page does not have the events of ${entry.name}.`));
   }
 }
 
-function verdict({ verdict: { heading, lines, commands }, title, files }: Page): HTMLElement {
-  const isBad = files.some(({ ooms }) => ooms > 0);
-  return element("section", {
-    class: `panel verdict${isBad ? " is-bad" : ""}`, id: "verdict", "aria-label": "Verdict",
-  },
-  element("h1", {}, heading || title),
-  ...(lines.length > 0 ? [element("ul", {}, ...lines.map((line) => element("li", {}, line)))] : []),
-  ...(commands.length > 0 ? [element("div", { class: "bar" }, ...commands.map(commandLine))] : []));
+/** The answer in two lines, its heading and what to do; a click shows all of it. */
+function verdict(page: Page, tools: HTMLElement): HTMLElement {
+  const { verdict: { heading, lines, commands }, title, files, left_out } = page;
+  const root = element("section", { class: "panel verdict", id: "verdict", "aria-label": "Verdict" });
+  root.classList.toggle("is-bad", files.some(({ ooms }) => ooms > 0));
+  const short = lines.find((line) => line.startsWith("Do: ")) ?? lines[0];
+  const list = element("ul", { id: "answer" }, ...lines.map((line) =>
+    element("li", { class: line === short ? "is-short" : "" }, line)));
+  const more = button("More", toggle, { "aria-expanded": "false", "aria-controls": list.id });
+  function toggle(): void {
+    const isOpen = root.classList.toggle("is-open");
+    more.textContent = isOpen ? "Less" : "More";
+    more.setAttribute("aria-expanded", String(isOpen));
+  }
+  root.addEventListener("click", ({ target }) => {
+    const isText = getSelection()?.isCollapsed === false; // a reader selects a part to copy it
+    if (!isText && !(target as Element).closest("button, select, label, code")) toggle();
+  });
+  root.append(
+    element("div", { class: "verdict-top" }, element("h1", {}, heading || title), more, tools),
+    list,
+    element("div", { class: "bar" }, ...commands.map(commandLine)),
+    element("div", { class: "left-out" }, ...left_out.map((sentence) => element("p", {}, sentence))));
+  return root;
 }
 
 function commandLine(command: string): HTMLElement {

@@ -12,7 +12,7 @@ import { drawWhenNeeded, element } from "./view.ts";
 export function createMoment(root: HTMLElement, model: Model, selection: Selection): void {
   const moment = element("section", { class: "panel", "aria-label": "Selected moment" });
   const groups = element("section", { class: "panel", "aria-label": "Memory by group" });
-  root.append(moment, groups);
+  root.append(groups, moment);
   drawWhenNeeded(root, selection, () => {
     showMoment(moment, model, selection.state.entry);
     showGroups(groups, model, selection);

@@ -10,6 +10,7 @@
 import uPlot from "uplot";
 import { type Areas, areasOf, type Columns, columnOf, columnsOf, hitAt } from "./areas.ts";
 import { colourOf, groupsOf, ink } from "./colours.ts";
+import { Labels } from "./labels.ts";
 import type { Model } from "./model.ts";
 import { createMinimap } from "./minimap.ts";
 import type { Selection } from "./selection.ts";
@@ -18,7 +19,6 @@ import { count, duration, size } from "./text.ts";
 import {
   drawAreas,
   drawLanes,
-  drawLineNames,
   drawMarks,
   drawStepBands,
   type Frame,
@@ -26,15 +26,18 @@ import {
   laneCount,
   LEFT,
   outline,
+  placeAtTop,
+  placeLineNames,
+  placeMarks,
+  placeNames,
   RIGHT,
+  STRIP,
 } from "./timeline_draw.ts";
 import { listen } from "./timeline_input.ts";
 import { createTimelineTools } from "./timeline_tools.ts";
 import { createTooltip } from "./tooltip.ts";
 import { drawWhenNeeded, element, prepare } from "./view.ts";
 import { shown } from "./zoom.ts";
-
-const PLOT_HEIGHT = 240;
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -51,26 +54,32 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   });
   createTimelineTools(root, model, selection);
   root.append(lanes, box);
-  const overlay = element("canvas", { class: "overlay" });
+  const style = `height: calc(100% + ${STRIP}px)`;
+  const overlay = element("canvas", { class: "overlay", style });
   const tooltip = createTooltip(box);
   let areas: Areas | null = null;
+  let labels: Labels | null = null;
   let drawn = "";
   let pointer: { x: number; y: number } | null = null;
 
   const interval = (): [number, number] => shown(selection.state.zoom, entries);
   const { capacity_bytes: limit, capacity_until } = device;
-  const limitName = capacity_until === null ? "device limit" : "limit when memory ran out";
+  const limitName = capacity_until === null ? "device limit" : "limit";
   // A limit far above the usage would press the curves flat: then only the details show it.
   const isLimitShown =
     limit !== null && limit <= 4 * most(usage.has_segments ? usage.reserved : usage.allocated);
   let top = 1; // the largest shown bytes
 
-  const frameOf = (u: uPlot, width: number, height: number): Frame => ({
-    width,
-    height,
-    x: (entry) => ((entry - u.scales["x"]!.min!) / (u.scales["x"]!.max! - u.scales["x"]!.min!)) * width,
-    y: (bytes) => height - (bytes / u.scales["y"]!.max!) * height,
-  });
+  function frameOf(u: uPlot, width: number, height: number): Frame {
+    const { min, max } = u.scales["x"] as { min: number; max: number };
+    return {
+      width,
+      height,
+      x: (entry) => ((entry - min) / (max - min)) * width,
+      y: (bytes) => height - (bytes / u.scales["y"]!.max!) * height,
+      entry: (x) => min + (x / width) * (max - min),
+    };
+  }
 
   // The event of an entry e is e - 1, and takes effect at the left edge of e.
   const eventOf = (x: number): number => device.first_event + x - 1;
@@ -78,14 +87,14 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     const { time_us, count: events } = device.events;
     if (!device.has_times || !events) return "";
     const event = Math.max(0, Math.min(events - 1, Math.round(x) - 1));
-    return `\n${duration(time_us[event]! - time_us[0]!)}`;
+    return ` · ${duration(time_us[event]! - time_us[0]!)}`;
   };
 
   const plot = new uPlot(
     {
       width: 600,
-      height: PLOT_HEIGHT,
-      padding: [3, RIGHT, 0, 0],
+      height: 160,
+      padding: [STRIP, RIGHT, 0, 0],
       legend: { show: false },
       cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
       scales: {
@@ -96,9 +105,10 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
         {
           stroke: () => ink().faint,
           grid: { stroke: () => ink().grid, width: 1 },
-          ticks: { stroke: () => ink().grid },
-          space: 110,
-          size: 42,
+          ticks: { stroke: () => ink().grid, size: 4 },
+          space: 140,
+          gap: 3,
+          size: 22,
           // Round event numbers, which are one less than the entries.
           splits: (_, __, min, max, step) => {
             const found: number[] = [];
@@ -108,7 +118,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
             }
             return found;
           },
-          values: (_, splits) => splits.map((at) => `event ${count(eventOf(at))}${timeOf(at)}`),
+          values: (_, splits) => splits.map((at, i) => `${i ? "" : "event "}${count(eventOf(at))}${timeOf(at)}`),
         },
         {
           stroke: () => ink().faint,
@@ -153,6 +163,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
               height: `${height}px`,
             });
             drawLanes(prepare(lanes, across, height), device, frameOf(u, across, LANE));
+            labels = placed(u, frameOf(u, across, u.over.clientHeight));
             drawOverlay();
           },
         ],
@@ -181,18 +192,18 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   function draw(): void {
     const { zoom } = selection.state;
     const { colour } = selection;
-    const width = Math.max(200, box.clientWidth);
-    const key = [zoom, colour, width, ink().paper, devicePixelRatio].join(" ");
+    const [width, height] = [Math.max(200, box.clientWidth), box.clientHeight];
+    const key = [zoom, colour, width, height, ink().paper, devicePixelRatio].join(" ");
     if (key !== drawn) {
       drawn = key;
-      if (plot.width !== width) plot.setSize({ width, height: PLOT_HEIGHT });
+      if (plot.width !== width || plot.height !== height) plot.setSize({ width, height });
       const [first, last] = interval();
       const columns = columnsOf(usage.allocated, first, last, Math.max(50, width - LEFT - RIGHT));
       const data = lines(columns);
       const allocated = largest(columns.entries, usage.allocated);
       top = Math.max(1, isLimitShown ? limit! : 0, allocated, most(data[1] as number[]));
       // Blocks that are lower than a pixel get no areas of their own.
-      areas = areasOf(device.blocks, groupsOf(model, colour), columns, top / PLOT_HEIGHT);
+      areas = areasOf(device.blocks, groupsOf(model, colour), columns, top / height);
       plot.setData(data);
       return;
     }
@@ -219,11 +230,25 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       limit !== null && isKnown(entry) && reserved[i]! <= limit ? limit : null)];
   }
 
+  /** The labels, which change with the curves, and not with the selected moment. */
+  function placed(u: uPlot, frame: Frame): Labels {
+    const bounds = { left: 0, top: -STRIP, right: frame.width, bottom: frame.height };
+    const found = new Labels(overlay.getContext("2d")!, bounds);
+    placeMarks(found, device, usage.allocated, frame);
+    if (limit !== null && !isLimitShown) {
+      placeAtTop(found, `${limitName}: ${size(limit)}, above this ↑`, ink().limit, frame);
+    }
+    placeLineNames(found, u, frame);
+    if (areas) placeNames(found, areas, groupsOf(model, selection.colour), frame);
+    return found;
+  }
+
   function drawOverlay(): void {
     if (!areas) return;
     const { entry, range, block } = selection.state;
     const [width, height] = [plot.over.clientWidth, plot.over.clientHeight];
-    const context = prepare(overlay, width, height);
+    const context = prepare(overlay, width, height + STRIP);
+    context.translate(0, STRIP);
     const frame = frameOf(plot, width, height);
     const colours = ink();
     const edge = (column: number): number => {
@@ -237,8 +262,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       context.fillRect(left, 0, Math.max(1, right - left), height);
       context.strokeRect(left, -1, Math.max(1, right - left), height + 2);
     }
-    drawMarks(context, device, usage.allocated, frame);
-    drawLineNames(context, plot, frame);
+    drawMarks(context, device, frame);
     const selected = areas?.blocks.find((area) => area.block === block);
     if (selected) {
       outline(context, selected, edge, frame);
@@ -259,6 +283,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     context.lineTo(x + 6, 0);
     context.lineTo(x, 8);
     context.fill();
+    labels?.draw(context, colours.paper);
     if (pointer) hover(frame);
     else tooltip.hide();
   }

@@ -4,11 +4,12 @@ import type uPlot from "uplot";
 import type { Areas, BlockArea } from "./areas.ts";
 import { colourOf, ink, type Groups } from "./colours.ts";
 import type { Device } from "./model.ts";
+import { LABEL, Labels } from "./labels.ts";
 import { size } from "./text.ts";
 
 /** The pixels left of the plot, for the sizes, and right of it, for half of a label. */
 export const LEFT = 74;
-export const RIGHT = 42;
+export const RIGHT = 48;
 
 /** Where the plot is, and how entries and bytes become its pixels. */
 export interface Frame {
@@ -18,9 +19,11 @@ export interface Frame {
   x(entry: number): number;
   /** The y of a number of bytes. */
   y(bytes: number): number;
+  /** The entry at an x, as a fraction. */
+  entry(x: number): number;
 }
 
-/** Draw the layers, the blocks with areas of their own, and the names of thick layers. */
+/** Draw the layers, and the blocks with areas of their own. */
 export function drawAreas(
   context: CanvasRenderingContext2D,
   areas: Areas,
@@ -56,7 +59,6 @@ export function drawAreas(
     context.stroke();
   }
   context.globalAlpha = 1;
-  drawNames(context, areas, groups, frame, edge);
 }
 
 /** Trace the outline of a block's area. */
@@ -81,43 +83,29 @@ export function outline(
   context.closePath();
 }
 
-/** Write the name of each layer where it is thickest, so that colour is not its only sign. */
-function drawNames(
-  context: CanvasRenderingContext2D,
-  { tops, columns }: Areas,
-  groups: Groups,
-  frame: Frame,
-  edge: (column: number) => number,
-): void {
+/** Place the name of each layer where it is thickest, so that colour is not its only sign. */
+export function placeNames(labels: Labels, { tops, columns }: Areas, groups: Groups, frame: Frame): void {
   const count = columns.entries.length;
-  context.font = "600 11px system-ui, sans-serif";
-  context.textBaseline = "middle";
   for (const [group, top] of tops.entries()) {
     const below = group ? tops[group - 1]! : null;
     const name = shortened(groups.names[group]!);
-    const needed = context.measureText(name).width + 8;
     // The text needs a rectangle that is free in all its columns.
-    const columnsNeeded = Math.ceil((needed / Math.max(1, frame.width)) * count);
-    let best = { height: 13, column: -1, y: 0 };
-    const stride = Math.max(1, Math.floor(columnsNeeded / 6));
-    for (let column = 0; column + columnsNeeded <= count; column += stride) {
+    const needed = Math.ceil((labels.width(name) / Math.max(1, frame.width)) * count);
+    const found: { height: number; x: number; y: number }[] = [];
+    const stride = Math.max(1, Math.floor(needed / 6));
+    for (let column = 0; column + needed <= count; column += stride) {
       let ceiling = Infinity;
       let floor = 0;
-      for (let i = column; i < column + columnsNeeded; i++) {
+      for (let i = column; i < column + needed; i++) {
         ceiling = Math.min(ceiling, top[i]!);
         floor = Math.max(floor, below ? below[i]! : 0);
       }
       const height = frame.y(floor) - frame.y(ceiling);
-      if (height > best.height) best = { height, column, y: frame.y((floor + ceiling) / 2) };
+      const y = frame.y((floor + ceiling) / 2) - LABEL / 2;
+      if (height >= LABEL) found.push({ height, x: (column / count) * frame.width, y });
     }
-    if (best.column < 0) continue;
-    const x = edge(best.column) + 4;
-    context.lineWidth = 3;
-    context.lineJoin = "round";
-    context.strokeStyle = ink().paper;
-    context.strokeText(name, x, best.y);
-    context.fillStyle = ink().text;
-    context.fillText(name, x, best.y);
+    found.sort((a, b) => b.height - a.height);
+    labels.place(name, ink().text, found.map(({ x, y }) => [x, y]));
   }
 }
 
@@ -126,36 +114,39 @@ function shortened(name: string): string {
   return name.length > 48 ? `…${name.slice(-47)}` : name;
 }
 
-/** Write the names of the lines, of the reserved bytes and the limit, next to them. */
-export function drawLineNames(context: CanvasRenderingContext2D, plot: uPlot, frame: Frame): void {
-  context.font = "600 11px system-ui, sans-serif";
-  context.textBaseline = "middle";
+/** Place the names of the lines, of the reserved bytes and the limit, above or below them. */
+export function placeLineNames(labels: Labels, plot: uPlot, frame: Frame): void {
   const [xs] = plot.data;
-  const taken: { left: number; right: number; y: number }[] = [];
-  for (const [i, series] of plot.series.entries()) {
+  for (const [i, series] of [...plot.series.entries()].reverse()) {
     const values = plot.data[i];
     if (i === 0 || !series.show || !values) continue;
     const text = String(series.label);
-    const width = context.measureText(text).width + 6;
-    // From the right, the first place without another name.
-    for (let at = xs.length - 1; at >= 0; at -= Math.max(1, xs.length >> 5)) {
-      const value = values[at];
+    const width = labels.width(text);
+    // From the right to the left; where the line is higher below the text, above that part.
+    const points: [number, number][] = [];
+    const stride = Math.max(1, xs.length >> 5);
+    for (let at = xs.length - 1; at >= 0; at -= stride) {
       const left = Math.min(frame.width, frame.x(xs[at]!)) - width;
-      if (value == null || left < 0) continue;
-      const y = Math.max(8, frame.y(value) - 9);
-      const isTaken = taken.some((one) =>
-        Math.abs(one.y - y) < 15 && left < one.right && one.left < left + width);
-      if (isTaken) continue;
-      taken.push({ left, right: left + width, y });
-      context.globalAlpha = 0.85;
-      context.fillStyle = ink().paper;
-      context.fillRect(left, y - 7, width, 14);
-      context.globalAlpha = 1;
-      context.fillStyle = i === 1 ? ink().reserved : ink().limit;
-      context.fillText(text, left + 3, y);
-      break;
+      let highest = frame.height;
+      let lowest = 0;
+      for (let j = at; j >= 0 && xs[j]! >= frame.entry(left); j--) {
+        if (values[j] == null) continue;
+        highest = Math.min(highest, frame.y(values[j]!));
+        lowest = Math.max(lowest, frame.y(values[j]!));
+      }
+      if (values[at] != null) points.push([left, highest - LABEL - 2], [left, lowest + 2]);
     }
+    labels.place(text, i === 1 ? ink().reserved : ink().limit, points);
   }
+}
+
+/** Place a text above the plot, or else at its upper edge, as far right as there is room. */
+export function placeAtTop(labels: Labels, text: string, colour: string, frame: Frame): void {
+  const points: [number, number][] = [];
+  for (const y of [1 - STRIP, 1]) {
+    for (let x = frame.width - labels.width(text); x >= 0; x -= 8) points.push([x, y]);
+  }
+  labels.place(text, colour, points);
 }
 
 /** Shade every second step over the height of the plot. */
@@ -179,49 +170,60 @@ const MARK_TEXTS: Readonly<Record<string, string>> = {
   exact: "Before: at least this much",
 };
 
-/** Mark the peak, out-of-memory errors and the end, with lines and names. */
-export function drawMarks(
-  context: CanvasRenderingContext2D,
-  device: Device,
-  allocated: Float64Array,
-  frame: Frame,
-): void {
-  const colours = ink();
-  context.font = "600 11px system-ui, sans-serif";
-  context.textBaseline = "top";
-  // Out-of-memory errors come first, so that their names take the place.
-  const marks: { event: number; kind: string }[] = [...device.marks];
-  if (device.exact_from > 0) marks.push({ event: device.exact_from - 1, kind: "exact" });
-  marks.sort((a, b) => Number(b.kind === "oom") - Number(a.kind === "oom"));
-  const taken: [number, number, number][] = [];
-  for (const mark of marks) {
-    const x = frame.x(mark.event + 1);
+type MarkOfPlot = { event: number; kind: string };
+
+/** Return the moments with a line: marks, and the one from which sizes are exact. */
+function marksOf(device: Device): MarkOfPlot[] {
+  return device.exact_from > 0
+    ? [...device.marks, { event: device.exact_from - 1, kind: "exact" }] : device.marks;
+}
+
+/** Draw a line at the peak, out-of-memory errors and the end. */
+export function drawMarks(context: CanvasRenderingContext2D, device: Device, frame: Frame): void {
+  for (const { event, kind } of marksOf(device)) {
+    const x = frame.x(event + 1);
     if (x < -1 || x > frame.width + 1) continue;
-    context.strokeStyle = context.fillStyle = mark.kind === "oom" ? colours.alarm : colours.text;
-    context.lineWidth = mark.kind === "oom" ? 2 : 1;
-    context.setLineDash(mark.kind === "oom" ? [] : [4, 3]);
+    context.strokeStyle = kind === "oom" ? ink().alarm : ink().text;
+    context.lineWidth = kind === "oom" ? 2 : 1;
+    context.setLineDash(kind === "oom" ? [] : [4, 3]);
     context.beginPath();
     context.moveTo(x, 0);
     context.lineTo(x, frame.height);
     context.stroke();
-    context.setLineDash([]);
-    const text =
-      mark.kind === "peak"
-        ? `Peak ${size(allocated[mark.event + 1] ?? 0)}`
-        : MARK_TEXTS[mark.kind]!;
-    const width = context.measureText(text).width + 6;
-    const left = x + width + 4 > frame.width ? x - width - 2 : x + 2;
-    let row = 0;
-    while (taken.some(([a, b, at]) => at === row && left < b && left + width > a)) row += 1;
-    if (row > 3) continue;
-    taken.push([left, left + width, row]);
-    context.globalAlpha = 0.85;
-    const fill = context.fillStyle;
-    context.fillStyle = colours.paper;
-    context.fillRect(left, 2 + row * 15, width, 14);
-    context.globalAlpha = 1;
-    context.fillStyle = fill;
-    context.fillText(text, left + 3, 3 + row * 15);
+  }
+  context.setLineDash([]);
+}
+
+/** The height above the plot that is free for the names of marks. */
+export const STRIP = LABEL + 2;
+/** Marks that are at most this many pixels apart have one label. */
+const NEAR = 4;
+/** The rows of names in the plot, where the strip is full: more would cover the curves. */
+const ROWS = 3;
+
+/** Place the names of the marks next to their lines: above the plot, or else stacked in it. */
+export function placeMarks(
+  labels: Labels, device: Device, allocated: Float64Array, frame: Frame,
+): void {
+  const groups: { x: number; texts: Set<string>; isOom: boolean }[] = [];
+  for (const { event, kind } of [...marksOf(device)].sort((a, b) => a.event - b.event)) {
+    const x = frame.x(event + 1);
+    if (x < -1 || x > frame.width + 1) continue;
+    let group = groups.at(-1);
+    if (!group || x - group.x > NEAR) groups.push((group = { x, texts: new Set(), isOom: false }));
+    group.isOom ||= kind === "oom";
+    group.texts.add(kind === "peak" ? `Peak ${size(allocated[event + 1] ?? 0)}` : MARK_TEXTS[kind]!);
+  }
+  // Out-of-memory errors come first, so that their names take the place.
+  groups.sort((a, b) => Number(b.isOom) - Number(a.isOom));
+  for (const { x, texts, isOom } of groups) {
+    const place = (text: string): boolean => {
+      const sides = [x + 2, x - 2 - labels.width(text)];
+      const rows = Array.from({ length: ROWS + 1 }, (_, row) => row * (LABEL + 1) - STRIP + 1);
+      const points = rows.flatMap((y) => sides.map((left) => [left, y] as const));
+      return labels.place(text, isOom ? ink().alarm : ink().text, points);
+    };
+    if (!place([...texts].join(" · "))) for (const text of texts) place(text);
   }
 }
 
@@ -236,39 +238,31 @@ export function laneCount(device: Device): number {
 
 /** Draw the lanes: named intervals of steps and of phases. */
 export function drawLanes(context: CanvasRenderingContext2D, device: Device, frame: Frame): void {
-  const colours = ink();
-  context.font = "11px system-ui, sans-serif";
-  context.textBaseline = "middle";
   const first = device.steps.length ? 1 : 0;
-  let drawn = -1;
-  const late: [string, number][] = [];
+  const bounds = { left: 0, top: 0, right: frame.width, bottom: laneCount(device) * LANE };
+  const labels = new Labels(context, bounds);
+  const narrow: [string, number][] = [];
   const lane = (row: number, begin: number, end: number, text: string, tint: number): void => {
     const [left, right] = [Math.max(0, frame.x(begin)), Math.min(frame.width, frame.x(end))];
     if (right <= 0 || left >= frame.width || right - left < 0.7) return;
-    context.fillStyle = row < first ? colours.grid : colourOf(tint);
+    context.fillStyle = row < first ? ink().grid : colourOf(tint);
     context.globalAlpha = row < first ? 1 : 0.35;
     context.fillRect(left, row * LANE, Math.max(0.5, right - left - 1), LANE - 1);
     context.globalAlpha = 1;
-    context.fillStyle = colours.text;
-    const width = context.measureText(text).width;
-    const isNarrow = width + 6 > right - left;
-    if (!isNarrow) context.fillText(text, left + 3, row * LANE + LANE / 2);
-    // Names of narrow steps are written over the next ones, where there is room.
-    else if (row < first && left >= drawn && left + width < frame.width) {
-      drawn = left + width + 10;
-      late.push([text, left + 3]);
-    }
+    if (labels.width(text) <= right - left) labels.place(text, ink().text, [[left, row * LANE]]);
+    else if (row < first) narrow.push([text, left]);
   };
   for (const [i, [step, begin]] of device.steps.entries()) {
     const end = device.steps[i + 1]?.[1] ?? device.events.count;
     lane(0, begin + 1, end + 1, `step ${step}`, 0);
   }
-  context.fillStyle = colours.text;
-  for (const [text, x] of late) context.fillText(text, x, LANE / 2);
   const tints = new Map<string, number>();
   for (const span of device.spans) {
     if (!tints.has(span.name)) tints.set(span.name, tints.size % 11);
     if (span.depth > 2) continue;
     lane(first + span.depth, span.begin + 1, span.end + 1, span.name, tints.get(span.name)!);
   }
+  // Names of narrow steps are written over the next ones, where there is room.
+  for (const [text, left] of narrow) labels.place(text, ink().text, [[left, 0]]);
+  labels.draw(context, "transparent");
 }

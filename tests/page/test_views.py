@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,9 +294,11 @@ def test_a_page_opens_with_the_answer(chromium: Any, tmp_path: Path) -> None:
         with browser.opened(chromium, tmp_path / "page.html", link) as other:
             other.wait(IS_READY)
             assert opened_with(other)["colour"] == "category"
-    # The CPU, which has no memory map: the blocks. The map says why it is empty
+    # The CPU, which has no memory map: the blocks. The map says why it is empty. A fifth of the
+    # memory has no category: call sites say more
     with shown(chromium, tmp_path, of_file(GOLDEN / "snapshot-1.5-cpu.pickle")) as tab:
-        assert opened_with(tab)["tab"] == "tab-blocks"
+        found = opened_with(tab)
+        assert (found["tab"], found["colour"]) == ("tab-blocks", "site")
         tab_named(tab, "map")
         assert "has no segments: its allocator takes memory for" in tab.page.inner_text("#map")
     # A baseline: the difference
@@ -304,6 +307,48 @@ def test_a_page_opens_with_the_answer(chromium: Any, tmp_path: Path) -> None:
         chromium, tmp_path, replace(page, difference={"rows": [], "sentence": "None."})
     ) as tab:
         assert opened_with(tab)["tab"] == "tab-difference"
+
+
+def test_one_thing_has_one_colour_in_all_views(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a page by category: the memory of nearly all blocks has one
+    with shown(chromium, tmp_path, of_file(GOLDEN / "snapshot-1.12-cuda.pickle")) as tab:
+        assert opened_with(tab)["colour"] == "category"
+        for colour in ("category", "site"):
+            tab.run("colour => window.pytracerSelection.update({colour})", colour)
+            # THEN the legend's colour of the largest group is also that of the flame graph
+            tab_named(tab, "flame")
+            settled(tab)
+            swatches = tab.run(
+                """() => [...document.querySelectorAll(".groups tr")].map(row => [
+                row.cells[2].textContent, row.querySelector(".swatch").style.background])"""
+            )
+            largest = max(swatches, key=lambda each: int(each[0].removesuffix(" %")))
+            boxes = tab.run(
+                """() => [...document.querySelectorAll(".flame-box")]
+                .map(box => box.style.getPropertyValue("--swatch")).filter(Boolean)
+                .map(color => Object.assign(new Option(), {style: `color: ${color}`}))
+                .map(({style}) => style.color)"""
+            )
+            assert largest[1] in boxes
+            assert set(boxes) <= {colour for _, colour in swatches}
+        # AND of the map, which has it on most pixels of its blocks
+        tab_named(tab, "map")
+        settled(tab)
+        red, green, blue = (int(part) for part in re.findall(r"\d+", largest[1]))
+        pixels = tab.run(
+            """rgb => {
+            const canvas = document.querySelector(".map-box canvas");
+            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width,
+                canvas.height);
+            let found = 0;
+            for (let i = 0; i < data.length; i += 4) {
+                found += rgb.every((part, k) => data[i + k] === part);
+            }
+            return found;
+        }""",
+            [red, green, blue],
+        )
+        assert pixels > 1000
 
 
 def test_a_limit_that_did_not_last_has_an_end(chromium: Any, tmp_path: Path) -> None:

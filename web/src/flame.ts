@@ -5,6 +5,7 @@
  * keyboard and for assistive software, and the same bytes by call site are in a table below.
  */
 
+import { colourOf, groupsOf } from "./colours.ts";
 import { button, scrollRegion } from "./elements.ts";
 import { createFilterBar } from "./filter_bar.ts";
 import { parseFilter } from "./filter_terms.ts";
@@ -32,7 +33,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     return;
   }
   let tree: FlameNode | null = null;
-  let treeEntry = -1;
+  let treeKey = "";
   let zoomed: number[] = []; // the frames from the root to the node that is zoomed to
   let focused: FlameNode | null = null;
   let wantsFocus = false;
@@ -67,9 +68,12 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
 
   function draw(): void {
     const { entry } = selection.state;
-    if (treeEntry !== entry || !tree) {
-      tree = flameTree(activeAt(blocks, entry), blocks.size_bytes, blocks.stack, file.stacks);
-      treeEntry = entry;
+    const key = `${entry} ${selection.colour}`;
+    if (treeKey !== key || !tree) {
+      const active = activeAt(blocks, entry);
+      tree = flameTree(active, blocks.size_bytes, blocks.stack, file.stacks,
+        groupsOf(model, selection.colour).of);
+      treeKey = key;
       focused = null;
     }
     const top = nodeAt(tree, zoomed);
@@ -144,8 +148,8 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     box.style.left = `${left * 100}%`;
     box.style.width = `${width * 100}%`;
     box.style.top = `${row * ROW_PIXELS}px`;
-    const place = node.frame < 0 ? 0 : file.frames.filename[node.frame]!;
-    box.style.background = node.frame < 0 ? "var(--code)" : `var(--flame-${place % 6})`;
+    const { swatch } = groupsOf(model, selection.colour);
+    if (node.parent) box.style.setProperty("--swatch", colourOf(swatch[node.group]!));
     return box;
   }
 
@@ -158,7 +162,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     hint.textContent = all.bytes === 0
       ? "No memory is active at this moment."
       : "The width of a box is its bytes. The program's outermost call is on top. Click a box, or " +
-        "press Enter, to zoom. Arrow keys move. Boxes of one source file have one colour.";
+        "press Enter, to zoom. Arrow keys move. A box has the colour of its largest part.";
     for (const one of moments.querySelectorAll("[data-entry]")) {
       one.setAttribute("aria-pressed", String(Number((one as HTMLElement).dataset.entry) === entry));
     }

@@ -17,6 +17,10 @@ export interface FlameNode {
   frame: number;
   bytes: number;
   count: number;
+  /** The group of the blocks of one call stack that have the most bytes below the node. */
+  group: number;
+  /** Their bytes. */
+  most: number;
   depth: number;
   parent: FlameNode | null;
   /** The largest first. */
@@ -26,16 +30,17 @@ export interface FlameNode {
 export const ROOT = -1;
 export const NO_STACK = -2;
 
-/** Return the tree of some blocks. */
+/** Return the tree of some blocks; `groupOf` has the group of each block: at most 256. */
 export function flameTree(
   blocks: Iterable<number>, sizeBytes: Float64Array, stackOf: Uint32Array, stacks: StackColumns,
+  groupOf: Uint8Array,
 ): FlameNode {
   const bytes = new Map<number, number>();
   const counts = new Map<number, number>();
   for (const block of blocks) {
-    const stack = stackOf[block]!;
-    bytes.set(stack, (bytes.get(stack) ?? 0) + sizeBytes[block]!);
-    counts.set(stack, (counts.get(stack) ?? 0) + 1);
+    const part = stackOf[block]! * 256 + groupOf[block]!;
+    bytes.set(part, (bytes.get(part) ?? 0) + sizeBytes[block]!);
+    counts.set(part, (counts.get(part) ?? 0) + 1);
   }
   const root = newNode(ROOT, null);
   const index = new Map<FlameNode, Map<number, FlameNode>>();
@@ -50,16 +55,21 @@ export function flameTree(
     }
     return child;
   };
-  for (const [stack, size] of bytes) {
-    const count = counts.get(stack)!;
+  for (const [part, size] of bytes) {
+    const [stack, group, count] = [Math.floor(part / 256), part % 256, counts.get(part)!];
+    const add = (node: FlameNode): void => {
+      node.bytes += size;
+      node.count += count;
+      if (size > node.most) Object.assign(node, { most: size, group });
+    };
     let node = root;
-    add(node, size, count);
+    add(node);
     const begin = stacks.offsets[stack]!;
     const end = stacks.offsets[stack + 1]!;
-    if (begin === end) add(childOf(root, NO_STACK), size, count);
+    if (begin === end) add(childOf(root, NO_STACK));
     for (let i = end - 1; i >= begin; i--) {
       node = childOf(node, stacks.frame[i]!);
-      add(node, size, count);
+      add(node);
     }
   }
   for (const node of index.keys()) {
@@ -70,12 +80,7 @@ export function flameTree(
 
 function newNode(frame: number, parent: FlameNode | null): FlameNode {
   const depth = parent ? parent.depth + 1 : 0;
-  return { frame, bytes: 0, count: 0, depth, parent, children: [] };
-}
-
-function add(node: FlameNode, bytes: number, count: number): void {
-  node.bytes += bytes;
-  node.count += count;
+  return { frame, bytes: 0, count: 0, group: 0, most: 0, depth, parent, children: [] };
 }
 
 /** A node with its place: `left` and `width` are parts of the drawn node's width, from 0 to 1. */

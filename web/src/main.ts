@@ -50,7 +50,7 @@ function completed(state: Readonly<State>, model: Model): State {
     const category = file.categories[file.kinds[blocks.kind[i]!]![0]];
     if (category === "unknown") unknown += blocks.size_bytes[i]!;
   }
-  const shows = page.verdict.is_leak || unknown > 0.9 * total ? "site" : "category";
+  const shows = page.verdict.is_leak || unknown > 0.2 * total ? "site" : "category";
   return {
     ...state,
     entry: Math.max(0, Math.min(last, entry)),

@@ -162,7 +162,8 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
               width: `${across}px`,
               height: `${height}px`,
             });
-            drawLanes(prepare(lanes, across, height), device, frameOf(u, across, LANE));
+            const phases = selection.colour === "phase" ? groupsOf(model, "phase") : null;
+            drawLanes(prepare(lanes, across, height), device, phases, frameOf(u, across, LANE));
             labels = placed(u, frameOf(u, across, u.over.clientHeight));
             drawOverlay();
           },

@@ -5,7 +5,7 @@ import type { Areas, BlockArea } from "./areas.ts";
 import { colourOf, ink, type Groups } from "./colours.ts";
 import type { Device } from "./model.ts";
 import { LABEL, Labels } from "./labels.ts";
-import { size } from "./text.ts";
+import { shortName, size } from "./text.ts";
 
 /** The pixels left of the plot, for the sizes, and right of it, for half of a label. */
 export const LEFT = 74;
@@ -88,7 +88,7 @@ export function placeNames(labels: Labels, { tops, columns }: Areas, groups: Gro
   const count = columns.entries.length;
   for (const [group, top] of tops.entries()) {
     const below = group ? tops[group - 1]! : null;
-    const name = shortened(groups.names[group]!);
+    const name = shortName(groups.names[group]!, 40);
     // The text needs a rectangle that is free in all its columns.
     const needed = Math.ceil((labels.width(name) / Math.max(1, frame.width)) * count);
     const found: { height: number; x: number; y: number }[] = [];
@@ -107,11 +107,6 @@ export function placeNames(labels: Labels, { tops, columns }: Areas, groups: Gro
     found.sort((a, b) => b.height - a.height);
     labels.place(name, ink().text, found.map(({ x, y }) => [x, y]));
   }
-}
-
-/** Return the end of a long name: of a call site, the line and the function. */
-function shortened(name: string): string {
-  return name.length > 48 ? `…${name.slice(-47)}` : name;
 }
 
 /** Place the names of the lines, of the reserved bytes and the limit, above or below them. */
@@ -236,33 +231,33 @@ export function laneCount(device: Device): number {
   return (device.steps.length ? 1 : 0) + depth;
 }
 
-/** Draw the lanes: named intervals of steps and of phases. */
-export function drawLanes(context: CanvasRenderingContext2D, device: Device, frame: Frame): void {
+/** Draw the lanes: intervals of steps and of phases; these have colours if the areas have theirs. */
+export function drawLanes(
+  context: CanvasRenderingContext2D, device: Device, phases: Groups | null, frame: Frame,
+): void {
   const first = device.steps.length ? 1 : 0;
   const bounds = { left: 0, top: 0, right: frame.width, bottom: laneCount(device) * LANE };
   const labels = new Labels(context, bounds);
   const narrow: [string, number][] = [];
-  const lane = (row: number, begin: number, end: number, text: string, tint: number): void => {
+  const lane = (row: number, begin: number, end: number, text: string, fill: string): void => {
     const [left, right] = [Math.max(0, frame.x(begin)), Math.min(frame.width, frame.x(end))];
     if (right <= 0 || left >= frame.width || right - left < 0.7) return;
-    context.fillStyle = row < first ? ink().grid : colourOf(tint);
-    context.globalAlpha = row < first ? 1 : 0.35;
+    context.fillStyle = fill;
     context.fillRect(left, row * LANE, Math.max(0.5, right - left - 1), LANE - 1);
-    context.globalAlpha = 1;
     if (labels.width(text) <= right - left) labels.place(text, ink().text, [[left, row * LANE]]);
     else if (row < first) narrow.push([text, left]);
   };
   for (const [i, [step, begin]] of device.steps.entries()) {
     const end = device.steps[i + 1]?.[1] ?? device.events.count;
-    lane(0, begin + 1, end + 1, `step ${step}`, 0);
+    lane(0, begin + 1, end + 1, `step ${step}`, ink().grid);
   }
-  const tints = new Map<string, number>();
-  for (const span of device.spans) {
-    if (!tints.has(span.name)) tints.set(span.name, tints.size % 11);
-    if (span.depth > 2) continue;
-    lane(first + span.depth, span.begin + 1, span.end + 1, span.name, tints.get(span.name)!);
+  const swatches = new Map(phases?.names.map((name, i) => [name, phases.swatch[i]!]));
+  for (const { name, depth, begin, end } of device.spans) {
+    const swatch = swatches.get(name);
+    const fill = swatch === undefined ? ink().grid : colourOf(swatch);
+    if (depth <= 2) lane(first + depth, begin + 1, end + 1, name, fill);
   }
   // Names of narrow steps are written over the next ones, where there is room.
   for (const [text, left] of narrow) labels.place(text, ink().text, [[left, 0]]);
-  labels.draw(context, "transparent");
+  labels.draw(context, phases ? ink().paper : "transparent");
 }

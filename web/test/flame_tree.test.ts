@@ -20,7 +20,7 @@ const sizeBytes = Float64Array.from({ length: COUNT }, () => 512 * (1 + Math.flo
 const stackOf = Uint32Array.from({ length: COUNT }, () => Math.floor(next() * STACKS));
 const blocks = Uint32Array.from({ length: COUNT }, (_, i) => i).filter((i) => i % 3 > 0);
 const total = blocks.reduce((sum, block) => sum + sizeBytes[block]!, 0);
-const tree = flameTree(blocks, sizeBytes, stackOf, stacks);
+const tree = flameTree(blocks, sizeBytes, stackOf, stacks, Uint8Array.from({ length: COUNT }, (_, i) => i % 5));
 
 /** The bytes of all blocks whose stack begins, outermost first, with the node's frames. */
 function expectedBytes(node: FlameNode): number {

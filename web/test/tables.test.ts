@@ -113,7 +113,8 @@ test("the values to sort by follow the texts", () => {
 
 test("the flame graph of any moment has the active bytes of this moment", () => {
   for (let entry = 0; entry <= events.count; entry += 97) {
-    const tree = flameTree(activeAt(blocks, entry), blocks.size_bytes, blocks.stack, file.stacks);
+    const groups = new Uint8Array(blocks.count);
+    const tree = flameTree(activeAt(blocks, entry), blocks.size_bytes, blocks.stack, file.stacks, groups);
     assert.equal(tree.bytes, model.usage.active[entry]);
     const below = tree.children.reduce((sum, child) => sum + child.bytes, 0);
     assert.equal(below, tree.bytes);

@@ -15,6 +15,7 @@ from shown_pages import (
     CUDA,
     GOLDEN,
     IS_READY,
+    MIB,
     TABS,
     of_file,
     page_of_two_files,
@@ -25,6 +26,7 @@ from shown_pages import (
     tab_named,
     training,
 )
+from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import sites_at
@@ -307,6 +309,40 @@ def test_a_page_opens_with_the_answer(chromium: Any, tmp_path: Path) -> None:
         chromium, tmp_path, replace(page, difference={"rows": [], "sentence": "None."})
     ) as tab:
         assert opened_with(tab)["tab"] == "tab-difference"
+
+
+def frames_shown(tab: Tab, level: int | str = "") -> list[str]:
+    settled(tab)
+    found: list[str] = tab.run(
+        """level => [...document.querySelectorAll(`.flame-box${level}`)].map(box => box.title)""",
+        f"[aria-level='{level}']" if level else "",
+    )
+    return found
+
+
+def test_the_flame_graph_has_the_frames_of_the_program(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a program whose layer is called by torch, and a deeper stack that was cut
+    program = Program()
+    program.metadata = file_metadata(stack_depth=4)
+    outer = ("/work/train.py", "main", 1)
+    module = ("/lib/torch/nn/modules/module.py", "_call_impl", 2)
+    layer = ("/work/model.py", "forward", 3)
+    program.alloc(MIB, layer, module, outer)
+    program.alloc(MIB // 4, layer, module, layer, module)
+    with shown(chromium, tmp_path, page_of(open_file(program.snapshot()))) as tab:
+        # THEN the frames of torch are hidden, and the stack that was cut has a box above it
+        tab_named(tab, "flame")
+        assert not any("torch" in text for text in frames_shown(tab))
+        top = [text.partition(":")[0] for text in frames_shown(tab, 2)]
+        assert top == ["main (/work/train.py", "(cut at 4 frames)"]
+        assert len(frames_shown(tab, 4)) == 1
+        # WHEN they are asked for, THEN they are shown
+        tab.page.check("text=Frames of torch")
+        assert sum("_call_impl" in text for text in frames_shown(tab)) == 3
+        # WHEN the graph is inverted, THEN the call site is on top, with all of the bytes
+        tab.page.check("text=Callers below")
+        (site,) = frames_shown(tab, 2)
+        assert site == "forward (/work/model.py:3): 1.25 MiB, 100.0 %, 2 blocks"
 
 
 def test_one_thing_has_one_colour_in_all_views(chromium: Any, tmp_path: Path) -> None:

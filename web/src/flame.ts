@@ -10,7 +10,7 @@ import { button, scrollRegion } from "./elements.ts";
 import { createFilterBar } from "./filter_bar.ts";
 import { parseFilter } from "./filter_terms.ts";
 import {
-  NO_STACK, ROOT, flameBoxes, flameTree, matchedBytes, type FlameBox, type FlameNode,
+  CUT, ROOT, flameBoxes, flameTree, matchedBytes, pathsOf, type FlameBox, type FlameNode,
 } from "./flame_tree.ts";
 import { framePlace } from "./frame_place.ts";
 import { activeAt } from "./lives.ts";
@@ -51,6 +51,17 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   moments.append(back);
   root.append(element("div", { class: "flame-head" }, title, moments));
   const showFound = createFilterBar(root, selection, [], "file or function");
+  const options = { hasLibraries: false, isInverted: false };
+  const option = (name: keyof typeof options, text: string): HTMLElement => {
+    const box = element("input", { type: "checkbox" });
+    box.addEventListener("change", () => {
+      options[name] = box.checked;
+      ask();
+    });
+    return element("label", {}, box, text);
+  };
+  root.querySelector(".filter label")!.after(
+    option("hasLibraries", "Frames of torch and libraries"), option("isInverted", "Callers below"));
   const hint = element("p", { class: "faint" });
   const boxes = element("div", { class: "flame", role: "tree", "aria-label": "Flame graph" });
   const table = element("details", {}, element("summary", {}, "The same bytes as a table, by call site"));
@@ -68,11 +79,10 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
 
   function draw(): void {
     const { entry } = selection.state;
-    const key = `${entry} ${selection.colour}`;
+    const key = [entry, selection.colour, ...Object.values(options)].join(" ");
     if (treeKey !== key || !tree) {
       const active = activeAt(blocks, entry);
-      tree = flameTree(active, blocks.size_bytes, blocks.stack, file.stacks,
-        groupsOf(model, selection.colour).of);
+      tree = flameTree(active, blocks, groupsOf(model, selection.colour).of, pathsOf(file, options));
       treeKey = key;
       focused = null;
     }
@@ -110,7 +120,8 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
 
   function nameOf(frame: number): string {
     if (frame === ROOT) return "All active memory";
-    return frame === NO_STACK ? "(no call stack)" : frameText(file, frame);
+    if (frame === CUT) return `(cut at ${file.stack_depth} frames)`;
+    return frame < 0 ? "(no call stack)" : frameText(file, frame);
   }
 
   function describe(node: FlameNode): string {
@@ -161,8 +172,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     title.textContent = `${size(all.bytes)} active ${moment}, by call stack`;
     hint.textContent = all.bytes === 0
       ? "No memory is active at this moment."
-      : "The width of a box is its bytes. The program's outermost call is on top. Click a box, or " +
-        "press Enter, to zoom. Arrow keys move. A box has the colour of its largest part.";
+      : "The width of a box is its bytes, the largest on the left. Click or Enter zooms, arrow keys move.";
     for (const one of moments.querySelectorAll("[data-entry]")) {
       one.setAttribute("aria-pressed", String(Number((one as HTMLElement).dataset.entry) === entry));
     }

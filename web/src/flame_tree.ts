@@ -1,19 +1,15 @@
 /**
- * The tree of a flame graph: the bytes of blocks by call stack, outermost frame first.
+ * The tree of a flame graph: the bytes of blocks by call stack.
  *
  * The bytes of a node's children add up to the node's bytes, and the root's bytes are those of all
  * blocks, also of blocks without a call stack.
  */
 
-/** The call stacks of a file; frames are innermost first. Stack 0 is empty. */
-export interface StackColumns {
-  offsets: Uint32Array;
-  frame: Uint32Array;
-}
+import type { Blocks, FileData } from "./model.ts";
 
 /** One frame with the bytes of all blocks below it. */
 export interface FlameNode {
-  /** The frame's number; `ROOT` or `NO_STACK`. */
+  /** The frame's number; `ROOT`, `NO_STACK` or `CUT`. */
   frame: number;
   bytes: number;
   count: number;
@@ -29,17 +25,42 @@ export interface FlameNode {
 
 export const ROOT = -1;
 export const NO_STACK = -2;
+/** The caller of stacks of which only the innermost frames were recorded. */
+export const CUT = -3;
+
+/** Which frames a flame graph has, and in which order. */
+export interface FlameOptions {
+  /** Also those of torch and of libraries, which are else left out of stacks of the program. */
+  hasLibraries: boolean;
+  /** The call sites first, and then their callers. */
+  isInverted: boolean;
+}
+
+/** Return a function that gives the frames of a call stack, from the root on. */
+export function pathsOf(
+  { stacks, frames, stack_depth }: Pick<FileData, "stacks" | "frames" | "stack_depth">,
+  { hasLibraries, isInverted }: FlameOptions,
+): (stack: number) => number[] {
+  return (stack) => {
+    const all = stacks.frame.subarray(stacks.offsets[stack]!, stacks.offsets[stack + 1]!);
+    const own = all.filter((frame) => hasLibraries || frames.is_program[frame]);
+    const path: number[] = [...(own.length > 0 ? own : all)];
+    if (path.length === 0) path.push(NO_STACK);
+    else if (stack_depth > 0 && all.length >= stack_depth) path.push(CUT);
+    return isInverted ? path : path.reverse();
+  };
+}
 
 /** Return the tree of some blocks; `groupOf` has the group of each block: at most 256. */
 export function flameTree(
-  blocks: Iterable<number>, sizeBytes: Float64Array, stackOf: Uint32Array, stacks: StackColumns,
-  groupOf: Uint8Array,
+  blocks: Iterable<number>, { size_bytes, stack: stackOf }: Pick<Blocks, "size_bytes" | "stack">,
+  groupOf: Uint8Array, pathOf: (stack: number) => number[],
 ): FlameNode {
   const bytes = new Map<number, number>();
   const counts = new Map<number, number>();
   for (const block of blocks) {
     const part = stackOf[block]! * 256 + groupOf[block]!;
-    bytes.set(part, (bytes.get(part) ?? 0) + sizeBytes[block]!);
+    bytes.set(part, (bytes.get(part) ?? 0) + size_bytes[block]!);
     counts.set(part, (counts.get(part) ?? 0) + 1);
   }
   const root = newNode(ROOT, null);
@@ -64,11 +85,8 @@ export function flameTree(
     };
     let node = root;
     add(node);
-    const begin = stacks.offsets[stack]!;
-    const end = stacks.offsets[stack + 1]!;
-    if (begin === end) add(childOf(root, NO_STACK));
-    for (let i = end - 1; i >= begin; i--) {
-      node = childOf(node, stacks.frame[i]!);
+    for (const frame of pathOf(stack)) {
+      node = childOf(node, frame);
       add(node);
     }
   }

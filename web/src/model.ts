@@ -51,6 +51,8 @@ export interface FileData {
   strings: string[];
   /** The names of the values in `Events.action`. */
   actions: string[];
+  /** How many frames of a stack were recorded at most; 0: all. */
+  stack_depth: number;
   frames: Frames;
   stacks: Stacks;
   /** The texts of call sites; `sites[0]` is "(not known)". */
@@ -70,6 +72,8 @@ export interface Frames {
   filename: Uint32Array;
   name: Uint32Array;
   line: Uint32Array;
+  /** 1: of the program, and neither of torch nor of pytracer nor of Python's library. */
+  is_program: Uint8Array;
 }
 
 /** Call stacks, innermost frame first; stack 0 is empty. */

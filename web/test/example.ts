@@ -201,11 +201,13 @@ function fileOf(recorder: Recorder, name: string): FileData {
     path: `${name}.pickle`,
     strings,
     actions: ACTIONS,
+    stack_depth: 0,
     frames: {
       count: frames,
       filename: Uint32Array.from({ length: frames }, (_, i) => (i ? 2 + 2 * i : 2)),
       name: Uint32Array.from({ length: frames }, (_, i) => (i ? 1 + 2 * i : 1)),
       line: Uint32Array.from({ length: frames }, (_, i) => (i ? SITES[i - 1]![2] : 160)),
+      is_program: new Uint8Array(frames).fill(1),
     },
     stacks: {
       count: frames,

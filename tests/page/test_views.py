@@ -204,6 +204,7 @@ def test_a_contradiction_shows_events_and_the_reason(chromium: Any, tmp_path: Pa
             tab_named(tab, view)
             settled(tab)
         tab_named(tab, "blocks")
+        tab.page.uncheck("text=Group by call site")
         settled(tab)
         assert len(rows(tab, "blocks")) > 5
 
@@ -215,6 +216,9 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
     with shown(chromium, tmp_path, page_of(open_file(training()))) as tab:
         # WHEN a row of the blocks is clicked
         tab_named(tab, "blocks")
+        tab.page.uncheck("text=Group by call site")
+        tab.page.select_option("#blocks select >> nth=0", "all")
+        settled(tab)
         body = "#blocks .table-body [data-index='3']"
         row = int(tab.page.get_attribute(body, "data-row"))
         tab.page.click(f"{body} [role=gridcell]")

@@ -69,7 +69,7 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
         ...(isFreed
           ? [button("Free", () => selection.update({ entry: free + 1 }))] : []),
         ...(site > 0 ? [button("Its call site's blocks", () => selection.update({
-          tab: "blocks", filter: `"${file.sites[site]!.replaceAll('"', "")}"` }))] : [])),
+          tab: "blocks", filter: `state:all "${file.sites[site]!.replaceAll('"', "")}"` }))] : [])),
       ...stackParts("Allocation", stack, site),
       ...(isFreed ? stackParts("Free", events.stack[free]!, -1) : []),
     ];

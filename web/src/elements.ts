@@ -27,6 +27,16 @@ export function menu(
   return { root: element("label", {}, `${label} `, select), select };
 }
 
+/** Return a box to check, with its label. */
+export function checkbox(
+  label: string, isChecked: boolean, onChange: (isChecked: boolean) => void,
+): HTMLLabelElement {
+  const box = element("input", { type: "checkbox" });
+  box.checked = isChecked;
+  box.addEventListener("change", () => onChange(box.checked));
+  return element("label", {}, box, label);
+}
+
 /** Return a table of texts and elements; the columns in `numeric` align to the right. */
 export function plainTable(
   caption: string,

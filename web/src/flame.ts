@@ -6,7 +6,7 @@
  */
 
 import { colourOf, groupsOf } from "./colours.ts";
-import { button, scrollRegion } from "./elements.ts";
+import { button, checkbox, scrollRegion } from "./elements.ts";
 import { createFilterBar } from "./filter_bar.ts";
 import { parseFilter } from "./filter_terms.ts";
 import {
@@ -52,14 +52,11 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   root.append(element("div", { class: "flame-head" }, title, moments));
   const showFound = createFilterBar(root, selection, [], "file or function");
   const options = { hasLibraries: false, isInverted: false };
-  const option = (name: keyof typeof options, text: string): HTMLElement => {
-    const box = element("input", { type: "checkbox" });
-    box.addEventListener("change", () => {
-      options[name] = box.checked;
+  const option = (name: keyof typeof options, text: string): HTMLElement =>
+    checkbox(text, false, (isChecked) => {
+      options[name] = isChecked;
       ask();
     });
-    return element("label", {}, box, text);
-  };
   root.querySelector(".filter label")!.after(
     option("hasLibraries", "Frames of torch and libraries"), option("isInverted", "Callers below"));
   const hint = element("p", { class: "faint" });

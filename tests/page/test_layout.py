@@ -1,11 +1,23 @@
 """Is the window used: what is above the fold, and are labels readable?"""
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shown_pages import CUDA, GOLDEN, TABS, of_file, settled, shown, tab_named, training
+from shown_pages import (
+    CUDA,
+    GOLDEN,
+    TABS,
+    of_file,
+    rows,
+    settled,
+    shown,
+    state,
+    tab_named,
+    training,
+)
 
 from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
@@ -49,13 +61,17 @@ def test_the_open_tab_is_above_the_fold(
             assert tab.run("() => document.documentElement.scrollHeight") == height
 
 
-def test_the_verdict_opens_on_a_click(chromium: Any, tmp_path: Path) -> None:
-    page = of_file(CUDA)
+@pytest.mark.parametrize("path", [CUDA, GOLDEN / "snapshot-1.12-cuda.pickle"])
+def test_the_verdict_opens_on_a_click(path: Path, chromium: Any, tmp_path: Path) -> None:
+    page = of_file(path)
     with shown(chromium, tmp_path, page, viewport={"width": 1280, "height": 720}) as tab:
         # GIVEN the two lines: the heading, and what to do
         lines = tab.page.locator("#verdict li:visible")
         assert lines.all_inner_texts() == [
-            next(line for line in page.verdict.lines if line.startswith("Do: "))
+            next(
+                (line for line in page.verdict.lines if line.startswith("Do: ")),
+                page.verdict.lines[0],
+            )
         ]
         # WHEN the verdict is clicked, THEN all of it is shown; the button hides it again
         tab.page.click("#verdict h1")
@@ -63,6 +79,44 @@ def test_the_verdict_opens_on_a_click(chromium: Any, tmp_path: Path) -> None:
         assert tab.page.locator("#verdict code:visible").count() == len(page.verdict.commands)
         tab.page.click("#verdict button[aria-expanded=true]")
         assert lines.count() == 1
+
+
+def test_names_in_the_verdict_show_what_they_name(chromium: Any, tmp_path: Path) -> None:
+    page = of_file(CUDA)
+    with shown(chromium, tmp_path, page, viewport={"width": 1280, "height": 720}) as tab:
+        device = "window.pytracerModel.device"
+        tab.page.click("#verdict h1")
+        # WHEN a call site of the verdict is clicked, THEN the table has its blocks
+        site = tab.page.locator("#verdict .link", has_text="train.py:").first
+        name = site.inner_text()
+        site.click()
+        settled(tab)
+        assert state(tab)["tab"] == "blocks"
+        names = tab.run("() => window.pytracerModel.file.sites")
+        assert name in names
+        assert {row[3] for row in rows(tab, "blocks")} == {name}
+        # WHEN its first word is, THEN the moment is that of the error
+        tab.run("() => window.pytracerSelection.update({entry: 1})")
+        tab.page.click("#verdict .link:has-text('Asked')")
+        oom = tab.run(f"() => {device}.marks.find(mark => mark.kind === 'oom').event")
+        assert state(tab)["entry"] == oom + 1
+        # AND the verdict is still open
+        assert tab.page.locator("#verdict li:visible").count() == len(page.verdict.lines)
+
+
+def test_the_verdict_is_copied_as_markdown(chromium: Any, tmp_path: Path) -> None:
+    page = of_file(CUDA)
+    page = replace(page, verdict=replace(page.verdict, lines=["Lines: <b> of a_b", "Do: *this*"]))
+    with shown(chromium, tmp_path, page) as tab:
+        tab.run(
+            "() => void (navigator.clipboard.writeText = async text => { window.copied = text; })"
+        )
+        tab.page.click("#verdict h1")
+        tab.page.click("text=Copy as Markdown")
+        heading, _, *lines = tab.run("() => window.copied").split("\n")
+        assert heading == f"**{page.verdict.heading}**"
+        assert lines[:3] == ["- Lines: \\<b\\> of a\\_b", "- Do: \\*this\\*", ""]
+        assert lines[3:] == [f"    {command}" for command in page.verdict.commands]
 
 
 def test_a_phone_scrolls_down_only(chromium: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import { KEYS } from "./keys.ts";
 import type { FileData, FileEntry, Page } from "./model.ts";
 import { START, type Selection } from "./selection.ts";
 import { size } from "./text.ts";
+import { createVerdict } from "./verdict.ts";
 import { element } from "./view.ts";
 
 /** Show the verdict, what is left out, and the pickers of the file and the device. */
@@ -16,55 +17,10 @@ export function createHeader(
     element("span", { class: "faint" }, page.title),
     ...pickers(page, selection, file),
     button("Keys and terms", () => help.showModal()));
-  root.append(verdict(page, tools), help);
+  root.append(createVerdict(page, selection, file, tools), help);
   const entry = page.files[selection.state.file];
   if (entry?.data === null) {
     root.append(element("p", { role: "alert" }, `This page does not have the events of ${entry.name}.`));
-  }
-}
-
-/** The answer in two lines, its heading and what to do; a click shows all of it. */
-function verdict(page: Page, tools: HTMLElement): HTMLElement {
-  const { verdict: { heading, lines, commands }, title, files, left_out } = page;
-  const root = element("section", { class: "panel verdict", id: "verdict", "aria-label": "Verdict" });
-  root.classList.toggle("is-bad", files.some(({ ooms }) => ooms > 0));
-  const short = lines.find((line) => line.startsWith("Do: ")) ?? lines[0];
-  const list = element("ul", { id: "answer" }, ...lines.map((line) =>
-    element("li", { class: line === short ? "is-short" : "" }, line)));
-  const more = button("More", toggle, { "aria-expanded": "false", "aria-controls": list.id });
-  function toggle(): void {
-    const isOpen = root.classList.toggle("is-open");
-    more.textContent = isOpen ? "Less" : "More";
-    more.setAttribute("aria-expanded", String(isOpen));
-  }
-  root.addEventListener("click", ({ target }) => {
-    const isText = getSelection()?.isCollapsed === false; // a reader selects a part to copy it
-    if (!isText && !(target as Element).closest("button, select, label, code")) toggle();
-  });
-  root.append(
-    element("div", { class: "verdict-top" }, element("h1", {}, heading || title), more, tools),
-    list,
-    element("div", { class: "bar" }, ...commands.map(commandLine)),
-    element("div", { class: "left-out" }, ...left_out.map((sentence) => element("p", {}, sentence))));
-  return root;
-}
-
-function commandLine(command: string): HTMLElement {
-  const code = element("code", {}, command);
-  const copy = button("Copy", async () => {
-    copy.textContent = (await copied(command, code)) ? "Copied" : "Press Ctrl+C";
-  }, { "aria-label": `Copy the command ${command}`, "aria-live": "polite" });
-  return element("div", { class: "command" }, code, copy);
-}
-
-/** Copy a text; if the browser does not allow it, select the text and return false. */
-async function copied(text: string, source: HTMLElement): Promise<boolean> {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    getSelection()?.selectAllChildren(source);
-    return false;
   }
 }
 

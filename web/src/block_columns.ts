@@ -3,7 +3,6 @@
 import {
   ageText, allocatedText, blockSize, categoryText, freedText, lifeText, ownerText, stateText,
 } from "./block_texts.ts";
-import { valueOf } from "./filter_terms.ts";
 import { ALLOCATED, isUnreleased, lifeInSteps, stateAt } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { FilterSource, TextColumn } from "./row_filter.ts";
@@ -95,7 +94,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
 /** Return what filters read of the blocks, at a state of the selection. */
 export function blockSource({ file, device }: Model, state: Readonly<State>): FilterSource {
   const { blocks } = device;
-  const { entry, range, filter } = state;
+  const { entry, range } = state;
   const category: TextColumn = {
     texts: file.categories,
     index: (block) => file.kinds[blocks.kind[block]!]![0],
@@ -118,7 +117,7 @@ export function blockSource({ file, device }: Model, state: Readonly<State>): Fi
     columns: {
       category: () => category,
       phase: () => phase,
-      state: () => (valueOf(filter, "state") === UNRELEASED ? inRange : atEntry),
+      state: (value) => (value === UNRELEASED ? inRange : atEntry),
       stream: () => textsOfNumbers(blocks.count, (block) => blocks.stream[block]!),
     },
     searched: [category, phase, owner, holder],

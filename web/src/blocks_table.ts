@@ -42,7 +42,7 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
   createRange(root, model, selection);
   const showResult = createFilterBar(root, selection, [
     { key: "state", label: "Show", options: [
-      ["", "allocated at this moment"],
+      ["", "allocated at this moment, or of the range"],
       [ALL, "all blocks"],
       ["pending", "waiting for a stream at this moment"],
       [UNRELEASED, "not released of the range"],
@@ -134,8 +134,10 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
     const state = valueOf(selection.state.filter, "state");
     const wanted = terms.filter((term) => !(term.kind === "value" && term.value === ALL));
     // An address may be that of a block that is gone.
-    const isOfMoment = state === "" && !terms.some(({ kind }) => kind === "address");
-    if (isOfMoment) wanted.unshift({ kind: "value", key: "state", value: "allocated" });
+    if (state === "" && !terms.some(({ kind }) => kind === "address")) {
+      const value = selection.state.range ? UNRELEASED : "allocated";
+      wanted.unshift({ kind: "value", key: "state", value });
+    }
     const { rows, unknownKeys } = filterRows(blockSource(model, selection.state), wanted);
     found = rows;
     show(isKept);

@@ -71,19 +71,6 @@ export function factList(facts: readonly (readonly [string, Node | string])[]): 
     [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-/** Return a function that calls another one once, before the next frame is drawn. */
-export function oncePerFrame(draw: () => void): () => void {
-  let isAsked = false;
-  return () => {
-    if (isAsked) return;
-    isAsked = true;
-    requestAnimationFrame(() => {
-      isAsked = false;
-      draw();
-    });
-  };
-}
-
 /** Return a function that calls another one after `delay` milliseconds without a further call. */
 export function afterPause(call: () => void, delay: number): () => void {
   let timer = 0;

@@ -1,12 +1,11 @@
 /**
  * The flame graph of the selected moment: who holds the active bytes, by call stack.
  *
- * The outermost frame is on top, and the width of a box is its bytes. The boxes are a tree for the
- * keyboard and for assistive software, and the same bytes by call site are in a table below.
+ * The width of a box is its bytes. The boxes are a tree for the keyboard and for assistive software.
  */
 
 import { colourOf, groupsOf } from "./colours.ts";
-import { button, checkbox, scrollRegion } from "./elements.ts";
+import { button, checkbox } from "./elements.ts";
 import { createFilterBar } from "./filter_bar.ts";
 import { parseFilter } from "./filter_terms.ts";
 import {
@@ -16,7 +15,6 @@ import { framePlace } from "./frame_place.ts";
 import { activeAt } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { siteTable, sumBySite } from "./site_table.ts";
 import { counted, eventNumber, frameText, size } from "./text.ts";
 import { drawWhenNeeded, element } from "./view.ts";
 
@@ -40,16 +38,8 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   let shown = new Map<HTMLElement, FlameNode>();
 
   const title = element("h2");
-  const moments = element("div", { class: "bar", role: "group", "aria-label": "Moment" });
-  for (const [kind, name] of [["peak", "Peak"], ["oom", "Out of memory"], ["end", "End"]] as const) {
-    const mark = device.marks.filter((one) => one.kind === kind).at(-1);
-    if (!mark) continue;
-    moments.append(button(name, () => selection.update({ entry: mark.event + 1 }),
-      { title: mark.text, "data-entry": String(mark.event + 1) }));
-  }
   const back = button("Show all (Escape)", () => zoomTo(null));
-  moments.append(back);
-  root.append(element("div", { class: "flame-head" }, title, moments));
+  root.append(element("div", { class: "flame-head" }, title, back));
   const showFound = createFilterBar(root, selection, [], "file or function");
   const options = { hasLibraries: false, isInverted: false };
   const option = (name: keyof typeof options, text: string): HTMLElement =>
@@ -61,13 +51,9 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     option("hasLibraries", "Frames of torch and libraries"), option("isInverted", "Callers below"));
   const hint = element("p", { class: "faint" });
   const boxes = element("div", { class: "flame", role: "tree", "aria-label": "Flame graph" });
-  const table = element("details", {}, element("summary", {}, "The same bytes as a table, by call site"));
-  const rows = scrollRegion("Call sites");
-  table.append(rows);
-  root.append(hint, boxes, table);
+  root.append(hint, boxes);
 
   const ask = drawWhenNeeded(root, selection, draw);
-  table.addEventListener("toggle", ask);
   boxes.addEventListener("keydown", onKey);
   boxes.addEventListener("click", (event) => {
     const node = shown.get((event.target as Element).closest<HTMLElement>(".flame-box")!);
@@ -170,16 +156,12 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     hint.textContent = all.bytes === 0
       ? "No memory is active at this moment."
       : "The width of a box is its bytes, the largest on the left. Click or Enter zooms, arrow keys move.";
-    for (const one of moments.querySelectorAll("[data-entry]")) {
-      one.setAttribute("aria-pressed", String(Number((one as HTMLElement).dataset.entry) === entry));
-    }
     back.hidden = top === all;
     if (matches) {
       const bytes = matchedBytes(all, matches);
       const share = all.bytes > 0 ? Math.round((100 * bytes) / all.bytes) : 0;
       showFound(`${size(bytes)} (${share} %) below frames with this text`, "");
     } else showFound("", "");
-    if (table.open) rows.replaceChildren(siteTable(file, sumBySite(file, blocks, activeAt(blocks, entry))));
   }
 
   function zoomTo(node: FlameNode | null): void {

@@ -5,6 +5,8 @@
  * first event. Events and blocks are counted from 0 in each device.
  */
 
+import { firstWhere } from "./sort.ts";
+
 /** The row of an event whose block or segment is unknown. */
 export const UNKNOWN_ROW = 0xffffffff;
 
@@ -248,14 +250,7 @@ export type Steps = readonly (readonly [step: number, firstEvent: number])[];
 
 /** Return the index of the step that an event belongs to; -1 before the first known step. */
 export function stepIndexAt(steps: Steps, event: number): number {
-  let low = 0;
-  let high = steps.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (steps[middle]![1] <= event) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
+  return firstWhere(steps.length, (i) => steps[i]![1] > event) - 1;
 }
 
 /** Return the step at an entry as [step, first event]; null before the first step. */

@@ -71,6 +71,18 @@ function sortByKey(rows: Uint32Array, { value, descending }: SortKey): Uint32Arr
   return order;
 }
 
+/** Return the first of `count` places at which a condition holds that holds at all after it. */
+export function firstWhere(count: number, holds: (place: number) => boolean): number {
+  let low = 0;
+  let high = count;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (holds(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
 /** Return for each text its place in alphabetical order; equal texts get the same place. */
 export function ranks(texts: readonly string[]): Float64Array {
   const order = texts.map((_, index) => index);

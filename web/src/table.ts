@@ -6,11 +6,10 @@
  * sorts by a column alone, with Shift it adds the column.
  */
 
-import { oncePerFrame } from "./elements.ts";
 import { type SortKey, sortRows } from "./sort.ts";
 import { shortName } from "./text.ts";
 import { listHeight, scrollToRow, visibleRows, type Viewport } from "./viewport.ts";
-import { element } from "./view.ts";
+import { element, oncePerFrame } from "./view.ts";
 
 export interface Column {
   id: string;

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { freeMemory } from "../src/holes.ts";
-import { layoutsOf, orderOf } from "../src/layout.ts";
+import { layoutsOf } from "../src/layout.ts";
 import type { FileData } from "../src/model.ts";
 import { usageOf } from "../src/usage.ts";
 import { exampleFile, type Program, random } from "./example.ts";
@@ -214,14 +214,6 @@ test("a layout that a view holds does not change when another entry is asked for
   const copy = structuredClone(held);
   for (let entry = 11; entry < 3000; entry += 13) layouts.at(entry);
   assert.deepEqual(held, copy);
-});
-
-test("the order of addresses sorts them", () => {
-  const next = random(9);
-  const values = Float64Array.from({ length: 5000 }, () => Math.floor(next() * 2 ** 48));
-  values[17] = values[4711] = 2 ** 52 + 3;
-  const sorted = [...orderOf(values)].map((i) => values[i]!);
-  assert.deepEqual(sorted, [...values].sort((a, b) => a - b));
 });
 
 test("what blocks pin follows from segments, and from pages of expandable segments", () => {

@@ -71,7 +71,7 @@ def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
             for view in (*TABS, "ranks", "difference"):
                 tab_named(tab, view)
         tab_named(tab, "blocks")
-        box = tab.page.locator("#timeline .u-over").bounding_box()
+        box = tab.page.locator("#timeline .over").bounding_box()
         tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
         settled(tab)
         # THEN nothing of it ran, and the names are texts

@@ -190,7 +190,7 @@ def test_a_range_lists_what_was_not_released(chromium: Any, tmp_path: Path) -> N
     blocks, events = history.blocks, len(snapshot.traces[0])
     with shown(chromium, tmp_path, page_of(open_file(snapshot))) as tab:
         # WHEN a range is dragged over the timeline
-        box = tab.page.locator("#timeline .u-over").bounding_box()
+        box = tab.page.locator("#timeline .over").bounding_box()
         y = box["y"] + box["height"] / 2
         tab.page.mouse.move(box["x"] + 0.2 * box["width"], y)
         tab.page.mouse.down()

@@ -242,7 +242,7 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
             assert state(other) == state(tab)
             assert other.problems == []
         # WHEN the timeline is clicked
-        box = tab.page.locator("#timeline .u-over").bounding_box()
+        box = tab.page.locator("#timeline .over").bounding_box()
         tab.page.mouse.click(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
         settled(tab)
         entry = state(tab)["entry"]

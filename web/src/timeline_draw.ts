@@ -1,6 +1,5 @@
 /** Drawing of the timeline: stacked areas, lanes of steps and phases, marks, and the selection. */
 
-import type uPlot from "uplot";
 import type { Areas, BlockArea } from "./areas.ts";
 import { colourOf, ink, type Groups } from "./colours.ts";
 import type { Device } from "./model.ts";
@@ -10,11 +9,15 @@ import { shortName, size } from "./text.ts";
 /** The pixels left of the plot, for the sizes, and right of it, for half of a label. */
 export const LEFT = 74;
 export const RIGHT = 48;
+/** The pixels below the plot, for the events. */
+export const AXIS = 22;
 
 /** Where the plot is, and how entries and bytes become its pixels. */
 export interface Frame {
   width: number;
   height: number;
+  /** The bytes at the upper edge. */
+  top: number;
   /** The x of the left edge of an entry. */
   x(entry: number): number;
   /** The y of a number of bytes. */
@@ -32,8 +35,7 @@ export function drawAreas(
 ): void {
   const { tops, columns } = areas;
   const count = columns.entries.length;
-  const span = columns.last - columns.first + 1;
-  const edge = (column: number): number => frame.x(columns.first + (column * span) / count);
+  const edge = edgesOf(areas, frame);
   for (const [group, top] of tops.entries()) {
     const below = group ? tops[group - 1]! : null;
     context.beginPath();
@@ -55,19 +57,25 @@ export function drawAreas(
   context.lineWidth = 0.6;
   for (const area of areas.blocks) {
     if (frame.y(0) - frame.y(area.bytes) < 2) continue;
-    outline(context, area, edge, frame);
+    outline(context, area, areas, frame);
     context.stroke();
   }
   context.globalAlpha = 1;
+}
+
+/** Return a function that gives the x of the left edge of a column. */
+function edgesOf({ columns: { first, last, entries } }: Areas, frame: Frame) {
+  return (column: number): number => frame.x(first + (column * (last - first + 1)) / entries.length);
 }
 
 /** Trace the outline of a block's area. */
 export function outline(
   context: CanvasRenderingContext2D,
   area: BlockArea,
-  edge: (column: number) => number,
+  areas: Areas,
   frame: Frame,
 ): void {
+  const edge = edgesOf(areas, frame);
   const { from, bottom, bytes } = area;
   context.beginPath();
   for (let i = 0; i < bottom.length; i++) {
@@ -109,13 +117,98 @@ export function placeNames(labels: Labels, { tops, columns }: Areas, groups: Gro
   }
 }
 
-/** Place the names of the lines, of the reserved bytes and the limit, above or below them. */
-export function placeLineNames(labels: Labels, plot: uPlot, frame: Frame): void {
-  const [xs] = plot.data;
-  for (const [i, series] of [...plot.series.entries()].reverse()) {
-    const values = plot.data[i];
-    if (i === 0 || !series.show || !values) continue;
-    const text = String(series.label);
+/** A line of the plot: its bytes at each x, which hold up to the next one; null: unknown. */
+export interface Line {
+  name: string;
+  colour: string;
+  dash: number[];
+  values: (number | null)[];
+}
+
+/** Draw lines as steps. */
+export function drawLines(
+  context: CanvasRenderingContext2D, xs: readonly number[], lines: readonly Line[], frame: Frame,
+): void {
+  context.lineWidth = 1.6;
+  for (const { colour, dash, values } of lines) {
+    context.strokeStyle = colour;
+    context.setLineDash(dash);
+    context.beginPath();
+    for (let i = 0; i + 1 < xs.length; i++) {
+      if (values[i] == null) continue;
+      const y = frame.y(values[i]!);
+      if (i === 0 || values[i - 1] == null) context.moveTo(frame.x(xs[i]!), y);
+      else context.lineTo(frame.x(xs[i]!), y);
+      context.lineTo(frame.x(xs[i + 1]!), y);
+    }
+    context.stroke();
+  }
+  context.setLineDash([]);
+}
+
+const AXIS_FONT = "12px system-ui, sans-serif";
+/** The least pixels between two events of the axis. */
+const SPACE = 140;
+
+/**
+ * Draw a grid with round sizes, and round numbers of events.
+ *
+ * @param offset What to add to an entry for the number of its event.
+ * @param text The text of an entry.
+ */
+export function drawAxes(
+  context: CanvasRenderingContext2D, frame: Frame, offset: number,
+  text: (entry: number, isFirst: boolean) => string,
+): void {
+  const { width, height } = frame;
+  context.font = AXIS_FONT;
+  const write = (words: string, x: number, y: number, line: [number, number, number, number]): void => {
+    context.fillStyle = ink().grid;
+    context.fillRect(...line);
+    context.fillStyle = ink().faint;
+    context.fillText(words, x, y);
+  };
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (const bytes of byteSplits(frame.top)) {
+    const y = Math.round(frame.y(bytes));
+    write(size(bytes), -9, y, [-5, y, width + 5, 1]);
+  }
+  context.textAlign = "left";
+  context.textBaseline = "top";
+  const [first, last] = [frame.entry(0) + offset, frame.entry(width) + offset];
+  const least = Math.max(1, ((last - first) * SPACE) / width);
+  const unit = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map((each) => each * unit).find((each) => each >= least)!;
+  let isFirst = true;
+  for (let event = Math.max(0, Math.ceil(first / step) * step); event <= last; event += step) {
+    const entry = event - offset;
+    if (entry < 1) continue; // an event takes effect at the entry after it
+    const x = Math.round(frame.x(entry));
+    const words = text(entry, isFirst);
+    const left = x - context.measureText(words).width / 2;
+    if (left + 2 * (x - left) > width + RIGHT) break;
+    write(words, left, height + 7, [x, 0, 1, height + 4]);
+    isFirst = false;
+  }
+}
+
+/** Return round sizes up to a maximum: about five. */
+function byteSplits(max: number): number[] {
+  const unit = 1024 ** Math.floor(Math.log(Math.max(1, max)) / Math.log(1024));
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 256, 512].map((step) => step * unit);
+  const step = steps.find((wide) => max / wide <= 6) ?? max;
+  const small = max / step < 2 ? step / 4 : step;
+  const found: number[] = [];
+  for (let at = 0; at <= max; at += small) found.push(at);
+  return found;
+}
+
+/** Place the names of lines above or below them. */
+export function placeLineNames(
+  labels: Labels, xs: readonly number[], lines: readonly Line[], frame: Frame,
+): void {
+  for (const { name: text, colour, values } of lines) {
     const width = labels.width(text);
     // From the right to the left; where the line is higher below the text, above that part.
     const points: [number, number][] = [];
@@ -131,7 +224,7 @@ export function placeLineNames(labels: Labels, plot: uPlot, frame: Frame): void 
       }
       if (values[at] != null) points.push([left, highest - LABEL - 2], [left, lowest + 2]);
     }
-    labels.place(text, i === 1 ? ink().reserved : ink().limit, points);
+    labels.place(text, colour, points);
   }
 }
 

@@ -14,12 +14,12 @@ import { filterRows } from "../src/row_filter.ts";
 import { START, type State } from "../src/selection.ts";
 import { address, frameText } from "../src/text.ts";
 import { usageOf } from "../src/usage.ts";
-import { exampleFile, pageOf } from "./example.ts";
+import { exampleFile } from "./example.ts";
 
 const file = exampleFile("random", 4000, 3);
 const device = file.devices[0]!;
 const model: Model = {
-  page: pageOf([file]), file, device,
+  page: {} as never, file, device,
   usage: usageOf(file, device), layouts: layoutsOf(file, device),
 };
 const { blocks, events } = device;

@@ -42,9 +42,11 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   root.append(element("div", { class: "flame-head" }, title, back));
   const showFound = createFilterBar(root, selection, [], "file or function");
   const options = { hasLibraries: false, isInverted: false };
+  let pathOf = pathsOf(file, options);
   const option = (name: keyof typeof options, text: string): HTMLElement =>
     checkbox(text, false, (isChecked) => {
       options[name] = isChecked;
+      pathOf = pathsOf(file, options);
       ask();
     });
   root.querySelector(".filter label")!.after(
@@ -65,7 +67,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     const key = [entry, selection.colour, ...Object.values(options)].join(" ");
     if (treeKey !== key || !tree) {
       const active = activeAt(blocks, entry);
-      tree = flameTree(active, blocks, groupsOf(model, selection.colour).of, pathsOf(file, options));
+      tree = flameTree(active, blocks, groupsOf(model, selection.colour).of, pathOf);
       treeKey = key;
       focused = null;
     }

@@ -41,7 +41,8 @@ export function pathsOf(
   { stacks, frames, stack_depth }: Pick<FileData, "stacks" | "frames" | "stack_depth">,
   { hasLibraries, isInverted }: FlameOptions,
 ): (stack: number) => number[] {
-  return (stack) => {
+  const known: number[][] = []; // while the moment moves, the same stacks are asked for
+  const pathOf = (stack: number): number[] => {
     const all = stacks.frame.subarray(stacks.offsets[stack]!, stacks.offsets[stack + 1]!);
     const own = all.filter((frame) => hasLibraries || frames.is_program[frame]);
     const path: number[] = [...(own.length > 0 ? own : all)];
@@ -49,6 +50,7 @@ export function pathsOf(
     else if (stack_depth > 0 && all.length >= stack_depth) path.push(CUT);
     return isInverted ? path : path.reverse();
   };
+  return (stack) => (known[stack] ??= pathOf(stack));
 }
 
 /** Return the tree of some blocks; `groupOf` has the group of each block: at most 256. */
@@ -81,7 +83,9 @@ export function flameTree(
     const add = (node: FlameNode): void => {
       node.bytes += size;
       node.count += count;
-      if (size > node.most) Object.assign(node, { most: size, group });
+      if (size <= node.most) return;
+      node.most = size;
+      node.group = group;
     };
     let node = root;
     add(node);

@@ -42,7 +42,7 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
   createRange(root, model, selection);
   const showResult = createFilterBar(root, selection, [
     { key: "state", label: "Show", options: [
-      ["", "allocated at this moment, or of the range"],
+      ["", "allocated, or of the range"],
       [ALL, "all blocks"],
       ["pending", "waiting for a stream at this moment"],
       [UNRELEASED, "not released of the range"],

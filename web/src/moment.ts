@@ -77,7 +77,7 @@ function showGroups(root: HTMLElement, model: Model, selection: Selection): void
   const groups = groupsOf(model, colour);
   const { bytes, counts } = groupsAt(model.device.blocks, groups, entry, model.layouts.at(entry).blocks);
   const table = element("table", { class: "groups" });
-  const letters = Math.max(16, Math.floor((root.clientWidth - 145) / 8));
+  const letters = Math.max(16, Math.floor((root.clientWidth - 155) / 7.2));
   const total = bytes.reduce((sum, value) => sum + value, 0) || 1;
   // The order of the layers, uppermost first.
   for (let group = groups.names.length - 1; group >= 0; group--) {

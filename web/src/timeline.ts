@@ -78,10 +78,9 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   }
 
   function draw(): void {
-    const { zoom } = selection.state;
-    const { colour } = selection;
+    const { state, colour } = selection;
     const [width, height] = [Math.max(200, box.clientWidth), box.clientHeight];
-    const key = [zoom, colour, width, height, ink().paper, devicePixelRatio].join(" ");
+    const key = [state.zoom, colour, width, height, ink().paper, devicePixelRatio].join(" ");
     if (key !== drawn) drawCurves(width, height);
     drawn = key;
     drawOverlay();

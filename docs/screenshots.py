@@ -21,7 +21,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
 CUDA = (ROOT / "tests/devices/simulate", "cuda", ROOT / ".venv-cuda-2.12.1/bin/python")
-SIZE = {"width": 1200, "height": 900}
+SIZE = {"width": 1280, "height": 720}
 COLOURS = 128  # of a picture: more would be larger, and look the same
 
 
@@ -55,10 +55,7 @@ def main() -> None:
         sys.exit("Chromium is not installed: apt-get install chromium")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for record, tab, part in (
-            (leak, "blocks", "#verdict, #timeline"),
-            (fragmentation, "map", "#map"),
-        ):
+        for record, tab in ((leak, "blocks"), (fragmentation, "map")):
             folder = Path(name, record.__name__)
             folder.mkdir()
             command = [PYTHON, "-m", "pytracer", "view", record(folder).name, "-o", "page.html"]
@@ -66,13 +63,8 @@ def main() -> None:
             shown = browser.new_page(viewport=SIZE)
             shown.goto(f"{(folder / 'page.html').as_uri()}#tab={tab}&colour=site")
             shown.wait_for_timeout(3000)
-            boxes = [place.bounding_box() for place in shown.locator(part).all()]
-            left, top = (min(box[side] for box in boxes) for side in ("x", "y"))
-            right = max(box["x"] + box["width"] for box in boxes)
-            bottom = max(box["y"] + box["height"] for box in boxes)
-            clip = {"x": left, "y": top, "width": right - left, "height": min(bottom - top, 640)}
             path = DOCS / f"view-{record.__name__}.png"
-            shown.screenshot(path=path, clip=clip, full_page=True)
+            shown.screenshot(path=path)
             Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
         browser.close()
 

@@ -34,10 +34,9 @@ const parts = {
     "img-src data:; base-uri 'none'; form-action 'none'",
   STYLE: text(".css"),
   SCRIPT: script,
-  LICENCE: readFileSync(join(folder, "node_modules/uplot/LICENSE"), "utf8").trim(),
 };
 const page = readFileSync(join(folder, "page.html"), "utf8").replace(
-  /%(POLICY|STYLE|SCRIPT|LICENCE)%/g,
+  /%(POLICY|STYLE|SCRIPT)%/g,
   (_, name) => parts[name],
 );
 mkdirSync(dirname(target), { recursive: true });

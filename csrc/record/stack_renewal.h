@@ -6,7 +6,7 @@
 // 2. First a new generation is published: from then on hooks that begin have stacks of the new one alone.
 //    Then the hooks end that began before and may have old stacks in hand. Then the stacks of the live
 //    tables and of the rings are renewed. A free takes a stack from a live table to a ring, never back.
-// 3. So a stack of the old generation is in no ring, no live table, no queue and no hook. Captures and
+// 3. So a stack of the old generation is in no ring, no live table and no hook. Captures and
 //    views are copies of rings and live tables. Their owner pins the table, which then keeps the old
 //    generation.
 #pragma once

@@ -59,6 +59,7 @@ def file_data(
         "path": tables.text(snapshot.path),
         "actions": [shortened(action) for action in snapshot.actions],
         "frames": tables.frames,
+        "stack_depth": snapshot.metadata.stack_depth or 0,
         "sites": tables.sites,
         "devices": shown,
         **tables.finish(),

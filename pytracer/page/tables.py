@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.call_sites import call_sites, frame_at, is_programs
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.page.columns import Packer
@@ -143,6 +143,7 @@ class Tables:
             "filename": packer.add("u32", self.texts(stacks.filename[frames])),
             "name": packer.add("u32", self.texts(stacks.name[frames])),
             "line": packer.add("u32", np.clip(stacks.line[frames], 0, 2**32 - 1)),
+            "is_program": packer.add("u8", is_programs(stacks)[frames]),
         }
         self.sites = [self.text(call_site_text(frame_at(stacks, site))) for site in sites.tolist()]
         return {

@@ -13,6 +13,7 @@ from page_decoder import page_file, page_json
 from random_allocators import ALLOCATORS, snapshot_of, used_allocator
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.analysis.call_sites import is_programs
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.held_memory import held_memory
@@ -71,6 +72,14 @@ def check_moment(
     for row, stack in zip(rows.tolist(), layout.block_stack.tolist(), strict=True):
         frames = [(f.filename, f.name, f.line) for f in stacks.frames(stack)]
         assert frames_of(file, int(blocks["stack"][row])) == frames
+    is_program = {
+        (stacks.strings[stacks.filename[i]], int(stacks.line[i])): bool(found)
+        for i, found in enumerate(is_programs(stacks))
+    }
+    frames_in_page = file["frames"]
+    for i in range(frames_in_page["count"]):
+        place = file["strings"][frames_in_page["filename"][i]], int(frames_in_page["line"][i])
+        assert frames_in_page["is_program"][i] == is_program[place]
     # The call sites: files of one name in two folders look alike
     held: dict[str, int] = {}
     for row in rows.tolist():

@@ -9,8 +9,11 @@ from browser import Tab
 from shown_pages import MIB, rows, settled, shown, state, tab_named, training
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.holders import sites_at
 from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
+from pytracer.text import size as size_text
 
 pytestmark = pytest.mark.slow
 
@@ -32,19 +35,11 @@ def test_a_long_call_site_keeps_its_line(chromium: Any, tmp_path: Path) -> None:
     program.alloc(MIB, (f"{folders}/train.py", "step", 1234))
     with shown(chromium, tmp_path, page_of(open_file(program.snapshot()))) as tab:
         settled(tab)
-        # THEN its end is in the box, and its beginning is not
-        text = tab.run(
-            """() => {
-            const box = document.querySelector(".groups .name span:last-child");
-            const area = box.getBoundingClientRect();
-            const inner = box.querySelector("bdi").getBoundingClientRect();
-            return {cut: area.left - inner.left, end: inner.right - area.right,
-                text: box.textContent};
-        }"""
-        )
-        assert text["text"].endswith("train.py:1234 step")
-        assert text["cut"] > 50
-        assert text["end"] <= 1
+        # THEN its middle is cut out, its line is there, and the text is not cut by the box
+        name = tab.page.locator(".groups .name")
+        assert name.inner_text() == "…/train.py:1234 step"
+        assert "a_folder_with_a_long_name/train.py:1234 step" in name.get_attribute("title")
+        assert name.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
 
 
 # Tables
@@ -59,10 +54,72 @@ def numbers(texts: list[str]) -> list[float]:
     ]
 
 
+def test_blocks_open_with_what_is_allocated_by_call_site(chromium: Any, tmp_path: Path) -> None:
+    snapshot = training()
+    opened = open_file(snapshot)
+    with shown(chromium, tmp_path, page_of(opened)) as tab:
+        # GIVEN a moment
+        tab_named(tab, "blocks")
+        tab.run("() => window.pytracerSelection.update({entry: 300})")
+        settled(tab)
+        names = columns(tab, "blocks")
+        assert {"category", "owner", "age", "stream"} < set(names)
+        size, site = names.index("size"), names.index("site")
+        # THEN the rows are its call sites, the largest first, as the analysis has them
+        sites = sorted(sites_at(opened.devices[0], 300), key=lambda each: -each.size_bytes)
+        found = [(row[site], row[0], row[size]) for row in rows(tab, "blocks")]
+        assert found == [
+            (call_site_text(each.call_site), f"▸ {each.count:,}", size_text(each.size_bytes))
+            for each in sites
+        ]
+        # WHEN one is opened by the keyboard, THEN its blocks follow, the largest first
+        tab.page.focus("#blocks .table")
+        tab.page.keyboard.press("Enter")
+        settled(tab)
+        inside = rows(tab, "blocks")[1 : sites[0].count + 1]
+        sizes = numbers([row[size] for row in inside])
+        assert sizes == sorted(sizes, reverse=True)
+        assert {row[site] for row in inside} == {found[0][0]}
+        # AND a sort by another column is one of the call sites and of the blocks inside
+        tab.page.click("#blocks [data-column=age] button")
+        settled(tab)
+        ages = tab.run(
+            """() => [...document.querySelectorAll("#blocks .table-body [data-row]")]
+            .sort((a, b) => a.dataset.index - b.dataset.index)
+            .map(({dataset: {row}}) => window.pytracerModel.device.blocks.alloc_event[row])
+            .filter(event => event !== undefined)"""
+        )
+        assert len(ages) == sites[0].count
+        assert ages == sorted(ages)
+        # WHEN a block is selected in another view, THEN its call site is opened
+        other = tab.run(
+            """site => {
+            const {file, device: {blocks}} = window.pytracerModel;
+            const block = [...blocks.stack.keys()].find(each => blocks.alloc_event[each] < 300 &&
+                blocks.free_requested_event[each] >= 300 &&
+                file.sites[file.stacks.site[blocks.stack[each]]] !== site);
+            window.pytracerSelection.update({block});
+            return block;
+        }""",
+            found[0][0],
+        )
+        settled(tab)
+        chosen = tab.page.locator("#blocks .table-body [aria-selected=true]")
+        assert int(chosen.get_attribute("data-row")) == other
+
+
+def all_blocks(tab: Tab) -> None:
+    """Show the blocks of all moments, each on a row."""
+    tab_named(tab, "blocks")
+    tab.page.uncheck("text=Group by call site")
+    tab.page.select_option("#blocks select >> nth=0", "all")
+    settled(tab)
+
+
 def test_tables_sort_filter_and_search(chromium: Any, tmp_path: Path) -> None:
     snapshot = training()
     with shown(chromium, tmp_path, page_of(open_file(snapshot))) as tab:
-        tab_named(tab, "blocks")
+        all_blocks(tab)
         names = columns(tab, "blocks")
         at = names.index("size")
         # A click on a header sorts, a second one reverses
@@ -96,16 +153,16 @@ def test_tables_sort_filter_and_search(chromium: Any, tmp_path: Path) -> None:
             ("cache.py size>=75KiB", int((blocks.size_bytes >= 75 * 1024).sum())),
             ("nothing_of_this", 0),
         ):
-            tab.page.fill("#blocks input[type=search]", text)
+            tab.page.fill("#blocks input[type=search]", f"state:all {text}")
             settled(tab)
-            status = tab.page.inner_text("#blocks [role=status]")
+            status = tab.page.inner_text("#blocks .filter [role=status]")
             assert status.startswith(f"{expected:,} of {len(blocks):,} blocks"), text
         # A search by address
         address = f"0x{int(blocks.address[5]):x}"
         tab.page.fill("#blocks input[type=search]", address)
         settled(tab)
         expected = int((blocks.address == blocks.address[5]).sum())
-        assert tab.page.inner_text("#blocks [role=status]").startswith(f"{expected} of ")
+        assert tab.page.inner_text("#blocks .filter [role=status]").startswith(f"{expected} of ")
         # The events are searched too
         tab_named(tab, "events")
         tab.page.fill("#events input[type=search]", "cache.py")
@@ -133,7 +190,7 @@ def test_a_range_lists_what_was_not_released(chromium: Any, tmp_path: Path) -> N
     blocks, events = history.blocks, len(snapshot.traces[0])
     with shown(chromium, tmp_path, page_of(open_file(snapshot))) as tab:
         # WHEN a range is dragged over the timeline
-        box = tab.page.locator("#timeline .u-over").bounding_box()
+        box = tab.page.locator("#timeline .over").bounding_box()
         y = box["y"] + box["height"] / 2
         tab.page.mouse.move(box["x"] + 0.2 * box["width"], y)
         tab.page.mouse.down()
@@ -153,9 +210,7 @@ def test_a_range_lists_what_was_not_released(chromium: Any, tmp_path: Path) -> N
         text = tab.page.inner_text("#range")
         count = int(kept.sum())
         assert f"in {count:,} blocks" in text
-        assert "remember" in text
-        # AND the table shows these blocks
-        tab.page.click("text=Show these blocks in the table")
-        settled(tab)
-        status = tab.page.inner_text("#blocks [role=status]")
+        # AND the table shows these blocks, by call site
+        assert any("remember" in cell for row in rows(tab, "blocks") for cell in row)
+        status = tab.page.inner_text("#blocks .filter [role=status]")
         assert status.startswith(f"{count:,} of {len(blocks):,} blocks")

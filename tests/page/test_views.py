@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shown_pages import (
     CUDA,
     GOLDEN,
     IS_READY,
+    MIB,
     TABS,
     of_file,
     page_of_two_files,
@@ -24,6 +26,7 @@ from shown_pages import (
     tab_named,
     training,
 )
+from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import sites_at
@@ -64,7 +67,9 @@ def check_model(tab: Tab, snapshot: Snapshot, rng: random.Random) -> None:
         events = tab.run("() => window.pytracerModel.device.events.count")
         cut = len(data.trace) - events
         usage = data.history.usage
-        entries = sorted({0, events, *(rng.randrange(events + 1) for _ in range(12))})
+        # In any order: the page continues the layout that was asked for last
+        entries = [0, events, *(rng.randrange(events + 1) for _ in range(30))]
+        rng.shuffle(entries)
         answers = tab.run(
             """entries => entries.map(entry => {
                 const {usage, layouts, device, file} = window.pytracerModel;
@@ -161,6 +166,7 @@ def test_every_view_draws(name: str, scheme: str, chromium: Any, tmp_path: Path)
                 data[i + 1] << 8 | data[i + 2]);
             return colours.size > 2;
         })"""
+        settled(tab)  # Chromium warns of a canvas that is read twice
         if tab.run("() => window.pytracerModel.device.events.count"):
             tab.wait(is_drawn, "#timeline canvas")
         for view in TABS:
@@ -201,6 +207,7 @@ def test_a_contradiction_shows_events_and_the_reason(chromium: Any, tmp_path: Pa
             tab_named(tab, view)
             settled(tab)
         tab_named(tab, "blocks")
+        tab.page.uncheck("text=Group by call site")
         settled(tab)
         assert len(rows(tab, "blocks")) > 5
 
@@ -212,6 +219,9 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
     with shown(chromium, tmp_path, page_of(open_file(training()))) as tab:
         # WHEN a row of the blocks is clicked
         tab_named(tab, "blocks")
+        tab.page.uncheck("text=Group by call site")
+        tab.page.select_option("#blocks select >> nth=0", "all")
+        settled(tab)
         body = "#blocks .table-body [data-index='3']"
         row = int(tab.page.get_attribute(body, "data-row"))
         tab.page.click(f"{body} [role=gridcell]")
@@ -235,7 +245,7 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
             assert state(other) == state(tab)
             assert other.problems == []
         # WHEN the timeline is clicked
-        box = tab.page.locator("#timeline .u-over").bounding_box()
+        box = tab.page.locator("#timeline .over").bounding_box()
         tab.page.mouse.click(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
         settled(tab)
         entry = state(tab)["entry"]
@@ -293,9 +303,11 @@ def test_a_page_opens_with_the_answer(chromium: Any, tmp_path: Path) -> None:
         with browser.opened(chromium, tmp_path / "page.html", link) as other:
             other.wait(IS_READY)
             assert opened_with(other)["colour"] == "category"
-    # The CPU, which has no memory map: the blocks. The map says why it is empty
+    # The CPU, which has no memory map: the blocks. The map says why it is empty. A fifth of the
+    # memory has no category: call sites say more
     with shown(chromium, tmp_path, of_file(GOLDEN / "snapshot-1.5-cpu.pickle")) as tab:
-        assert opened_with(tab)["tab"] == "tab-blocks"
+        found = opened_with(tab)
+        assert (found["tab"], found["colour"]) == ("tab-blocks", "site")
         tab_named(tab, "map")
         assert "has no segments: its allocator takes memory for" in tab.page.inner_text("#map")
     # A baseline: the difference
@@ -304,6 +316,82 @@ def test_a_page_opens_with_the_answer(chromium: Any, tmp_path: Path) -> None:
         chromium, tmp_path, replace(page, difference={"rows": [], "sentence": "None."})
     ) as tab:
         assert opened_with(tab)["tab"] == "tab-difference"
+
+
+def frames_shown(tab: Tab, level: int | str = "") -> list[str]:
+    settled(tab)
+    found: list[str] = tab.run(
+        """level => [...document.querySelectorAll(`.flame-box${level}`)].map(box => box.title)""",
+        f"[aria-level='{level}']" if level else "",
+    )
+    return found
+
+
+def test_the_flame_graph_has_the_frames_of_the_program(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a program whose layer is called by torch, and a deeper stack that was cut
+    program = Program()
+    program.metadata = file_metadata(stack_depth=4)
+    outer = ("/work/train.py", "main", 1)
+    module = ("/lib/torch/nn/modules/module.py", "_call_impl", 2)
+    layer = ("/work/model.py", "forward", 3)
+    program.alloc(MIB, layer, module, outer)
+    program.alloc(MIB // 4, layer, module, layer, module)
+    with shown(chromium, tmp_path, page_of(open_file(program.snapshot()))) as tab:
+        # THEN the frames of torch are hidden, and the stack that was cut has a box above it
+        tab_named(tab, "flame")
+        assert not any("torch" in text for text in frames_shown(tab))
+        top = [text.partition(":")[0] for text in frames_shown(tab, 2)]
+        assert top == ["main (/work/train.py", "(cut at 4 frames)"]
+        assert len(frames_shown(tab, 4)) == 1
+        # WHEN they are asked for, THEN they are shown
+        tab.page.check("text=Frames of torch")
+        assert sum("_call_impl" in text for text in frames_shown(tab)) == 3
+        # WHEN the graph is inverted, THEN the call site is on top, with all of the bytes
+        tab.page.check("text=Callers below")
+        (site,) = frames_shown(tab, 2)
+        assert site == "forward (/work/model.py:3): 1.25 MiB, 100.0 %, 2 blocks"
+
+
+def test_one_thing_has_one_colour_in_all_views(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a page by category: the memory of nearly all blocks has one
+    with shown(chromium, tmp_path, of_file(GOLDEN / "snapshot-1.12-cuda.pickle")) as tab:
+        assert opened_with(tab)["colour"] == "category"
+        for colour in ("category", "site"):
+            tab.run("colour => window.pytracerSelection.update({colour})", colour)
+            # THEN the legend's colour of the largest group is also that of the flame graph
+            tab_named(tab, "flame")
+            settled(tab)
+            swatches = tab.run(
+                """() => [...document.querySelectorAll(".groups tr")].map(row => [
+                row.cells[2].textContent, row.querySelector(".swatch").style.background])"""
+            )
+            largest = max(swatches, key=lambda each: int(each[0].removesuffix(" %")))
+            boxes = tab.run(
+                """() => [...document.querySelectorAll(".flame-box")]
+                .map(box => box.style.getPropertyValue("--swatch")).filter(Boolean)
+                .map(color => Object.assign(new Option(), {style: `color: ${color}`}))
+                .map(({style}) => style.color)"""
+            )
+            assert largest[1] in boxes
+            assert set(boxes) <= {colour for _, colour in swatches}
+        # AND of the map, which has it on most pixels of its blocks
+        tab_named(tab, "map")
+        settled(tab)
+        red, green, blue = (int(part) for part in re.findall(r"\d+", largest[1]))
+        pixels = tab.run(
+            """rgb => {
+            const canvas = document.querySelector(".map-box canvas");
+            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width,
+                canvas.height);
+            let found = 0;
+            for (let i = 0; i < data.length; i += 4) {
+                found += rgb.every((part, k) => data[i + k] === part);
+            }
+            return found;
+        }""",
+            [red, green, blue],
+        )
+        assert pixels > 1000
 
 
 def test_a_limit_that_did_not_last_has_an_end(chromium: Any, tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 /** The columns of the table of blocks, and how its rows are filtered. */
 
 import {
-  allocatedText, blockSize, categoryText, freedText, lifeText, ownerText, stateText,
+  ageText, allocatedText, blockSize, categoryText, freedText, lifeText, ownerText, stateText,
 } from "./block_texts.ts";
-import { valueOf } from "./filter_terms.ts";
-import { isUnreleased, lifeInSteps, stateAt } from "./lives.ts";
+import { ALLOCATED, isUnreleased, lifeInSteps, stateAt } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { FilterSource, TextColumn } from "./row_filter.ts";
 import { stacksWith, textsOfNumbers } from "./search.ts";
@@ -28,38 +27,47 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
   // What decides comes first: on a narrow screen, the columns to the right are out of view.
   const columns: Column[] = [
     {
-      id: "id", title: "Block", width: 5.5, isNumber: true,
-      hint: "The number of the block, in order of allocation.",
+      id: "id", title: "Block", width: 7, isNumber: true,
+      hint: "The number of the block, in order of allocation; of a call site, how many it has.",
       text: (block) => count(block), value: (block) => block,
     }, {
       id: "size", title: "Size", width: 6.5, isNumber: true,
       hint: "The size that the allocator gave the block.",
       text: (block) => blockSize(model, block), value: (block) => blocks.size_bytes[block]!,
     }, {
+      id: "category", title: "Category", width: 9.5, isNumber: false,
+      hint: "What the block is for.",
+      text: (block) => categoryText(model, block),
+      value: (block) => byCategory[file.kinds[blocks.kind[block]!]![0]]!,
+    }, {
+      id: "site", title: "Call site", width: 16, grows: true, isNumber: false,
+      hint: "The line of the program that allocated the block. Select a block to see its stack.",
+      text: (block) => siteText(file, blocks.stack[block]!),
+      value: (block) => bySite[file.stacks.site[blocks.stack[block]!]!]!,
+    }, {
+      id: "owner", title: "Owner or holder", width: 11, isNumber: false,
+      hint: "The name of the largest tensor in the block, or else what keeps it, if it is known.",
+      text: (block) => ownerText(model, block),
+      value: (block) => byName[blocks.owner[block]! || blocks.holder[block]!]!,
+    }, {
+      id: "age", title: "Age", width: 8, isNumber: true,
+      hint: "How long before the selected moment the block was allocated.",
+      text: (block) => ageText(model, block, entry()),
+      value: (block) => (stateAt(blocks, block, entry()) === ALLOCATED
+        ? entry() - blocks.alloc_event[block]! : NaN),
+    }, {
+      id: "stream", title: "Stream", width: 5, isNumber: true, hint: "The stream, by number.",
+      text: (block) => String(blocks.stream[block]!), value: (block) => blocks.stream[block]!,
+    }, {
       id: "state", title: "State", width: 9, isNumber: false,
       hint: "The state at the selected moment.",
       text: (block) => stateText(model, block, entry()),
       value: (block) => stateAt(blocks, block, entry()),
     }, {
-      id: "category", title: "Category", width: 8, isNumber: false,
-      hint: "What the block is for.",
-      text: (block) => categoryText(model, block),
-      value: (block) => byCategory[file.kinds[blocks.kind[block]!]![0]]!,
-    }, {
-      id: "site", title: "Call site", width: 20, grows: true, isNumber: false,
-      hint: "The line of the program that allocated the block. Select a block to see its stack.",
-      text: (block) => siteText(file, blocks.stack[block]!),
-      value: (block) => bySite[file.stacks.site[blocks.stack[block]!]!]!,
-    }, {
       id: "life", title: "Life in steps", width: 8, isNumber: true,
       hint: "How many steps the block lived. 0: allocated and freed in the same step.",
       text: (block) => lifeText(model, block),
       value: (block) => lifeInSteps(blocks, block, steps, events.count)?.steps ?? NaN,
-    }, {
-      id: "owner", title: "Owner", width: 16, isNumber: false,
-      hint: "The name of the largest tensor in the block, or else what keeps it, if it is known.",
-      text: (block) => ownerText(model, block),
-      value: (block) => byName[blocks.owner[block]! || blocks.holder[block]!]!,
     }, {
       id: "allocated", title: "Allocated by event", width: 12, isNumber: true,
       hint: "The event of the allocation, and its time since the first event.",
@@ -86,7 +94,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
 /** Return what filters read of the blocks, at a state of the selection. */
 export function blockSource({ file, device }: Model, state: Readonly<State>): FilterSource {
   const { blocks } = device;
-  const { entry, range, filter } = state;
+  const { entry, range } = state;
   const category: TextColumn = {
     texts: file.categories,
     index: (block) => file.kinds[blocks.kind[block]!]![0],
@@ -109,7 +117,7 @@ export function blockSource({ file, device }: Model, state: Readonly<State>): Fi
     columns: {
       category: () => category,
       phase: () => phase,
-      state: () => (valueOf(filter, "state") === UNRELEASED ? inRange : atEntry),
+      state: (value) => (value === UNRELEASED ? inRange : atEntry),
       stream: () => textsOfNumbers(blocks.count, (block) => blocks.stream[block]!),
     },
     searched: [category, phase, owner, holder],

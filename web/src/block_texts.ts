@@ -1,6 +1,6 @@
 /** What tables and the panel of a block say about a block. */
 
-import { STATES, lifeInSteps, stateAt } from "./lives.ts";
+import { ALLOCATED, STATES, lifeInSteps, stateAt } from "./lives.ts";
 import type { Model } from "./model.ts";
 import { count, counted, duration, eventNumber, siteText, size } from "./text.ts";
 
@@ -26,6 +26,16 @@ export function eventText({ device }: Model, event: number): string {
 export function allocatedText(model: Model, block: number): string {
   const event = model.device.blocks.alloc_event[block]!;
   return event < 0 ? "before the first event" : eventText(model, event);
+}
+
+/** Return how long before an entry a block was allocated that is allocated then; else "". */
+export function ageText({ device }: Model, block: number, entry: number): string {
+  const { blocks, events, has_times } = device;
+  const begin = blocks.alloc_event[block]!;
+  if (stateAt(blocks, block, entry) !== ALLOCATED) return "";
+  if (begin < 0) return "older";
+  if (!has_times) return counted(entry - 1 - begin, "event");
+  return duration(events.time_us[entry - 1]! - events.time_us[begin]!);
 }
 
 /** Return when the program freed a block. */

@@ -42,22 +42,15 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
   root.id = "detail";
   let shown = "";
 
-  drawWhenNeeded(root, selection, () => {
+  // The panel is hidden while it is empty: the column around it says when to draw.
+  drawWhenNeeded(root.parentElement!, selection, () => {
     const { block, entry } = selection.state;
     const isKnown = block !== null && block < blocks.count;
     const key = isKnown ? `${block} ${stateText(model, block, entry)}` : "";
-    if (key === shown && root.childElementCount > 0) return;
+    if (key === shown) return;
     shown = key;
-    root.replaceChildren(...(isKnown ? content(block, entry) : nothing()));
+    root.replaceChildren(...(isKnown ? content(block, entry) : []));
   });
-
-  function nothing(): Node[] {
-    return [
-      element("h2", {}, "Selected block"),
-      element("p", { class: "faint" },
-        "No block is selected. Click a block in a view, or choose a row of a table with Enter."),
-    ];
-  }
 
   function content(block: number, entry: number): Node[] {
     const alloc = blocks.alloc_event[block]!;
@@ -76,7 +69,7 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
         ...(isFreed
           ? [button("Free", () => selection.update({ entry: free + 1 }))] : []),
         ...(site > 0 ? [button("Its call site's blocks", () => selection.update({
-          tab: "blocks", filter: `"${file.sites[site]!.replaceAll('"', "")}"` }))] : [])),
+          tab: "blocks", filter: `state:all "${file.sites[site]!.replaceAll('"', "")}"` }))] : [])),
       ...stackParts("Allocation", stack, site),
       ...(isFreed ? stackParts("Free", events.stack[free]!, -1) : []),
     ];

@@ -27,6 +27,16 @@ export function menu(
   return { root: element("label", {}, `${label} `, select), select };
 }
 
+/** Return a box to check, with its label. */
+export function checkbox(
+  label: string, isChecked: boolean, onChange: (isChecked: boolean) => void,
+): HTMLLabelElement {
+  const box = element("input", { type: "checkbox" });
+  box.checked = isChecked;
+  box.addEventListener("change", () => onChange(box.checked));
+  return element("label", {}, box, label);
+}
+
 /** Return a table of texts and elements; the columns in `numeric` align to the right. */
 export function plainTable(
   caption: string,
@@ -59,19 +69,6 @@ export function factList(facts: readonly (readonly [string, Node | string])[]): 
   const shown = facts.filter(([, value]) => value !== "");
   return element("dl", { class: "facts" }, ...shown.flatMap(([name, value]) =>
     [element("dt", {}, name), element("dd", {}, value)]));
-}
-
-/** Return a function that calls another one once, before the next frame is drawn. */
-export function oncePerFrame(draw: () => void): () => void {
-  let isAsked = false;
-  return () => {
-    if (isAsked) return;
-    isAsked = true;
-    requestAnimationFrame(() => {
-      isAsked = false;
-      draw();
-    });
-  };
 }
 
 /** Return a function that calls another one after `delay` milliseconds without a further call. */

@@ -29,9 +29,13 @@ export function createEventsTable(root: HTMLElement, model: Model, selection: Se
       ...file.phases.slice(1, MOST_PHASES).map((name) => [name, name] as const),
     ] }] : []),
   ], "train.py  forward  0x7f3a…  size>=1MiB");
-  const table = createTable(root, "Events", eventColumns(model, rowsOf), (event) => {
-    const block = rowsOf.block(event);
-    selection.update({ entry: event + 1, ...(block === null ? {} : { block }) });
+  const table = createTable(root, {
+    label: "Events",
+    columns: eventColumns(model, rowsOf),
+    onOpen: (event) => {
+      const block = rowsOf.block(event);
+      selection.update({ entry: event + 1, ...(block === null ? {} : { block }) });
+    },
   });
   const source = eventSource(model, rowsOf);
 

@@ -1,21 +1,20 @@
 /**
  * The flame graph of the selected moment: who holds the active bytes, by call stack.
  *
- * The outermost frame is on top, and the width of a box is its bytes. The boxes are a tree for the
- * keyboard and for assistive software, and the same bytes by call site are in a table below.
+ * The width of a box is its bytes. The boxes are a tree for the keyboard and for assistive software.
  */
 
-import { button, scrollRegion } from "./elements.ts";
+import { colourOf, groupsOf } from "./colours.ts";
+import { button, checkbox } from "./elements.ts";
 import { createFilterBar } from "./filter_bar.ts";
 import { parseFilter } from "./filter_terms.ts";
 import {
-  NO_STACK, ROOT, flameBoxes, flameTree, matchedBytes, type FlameBox, type FlameNode,
+  CUT, ROOT, flameBoxes, flameTree, matchedBytes, pathsOf, type FlameBox, type FlameNode,
 } from "./flame_tree.ts";
 import { framePlace } from "./frame_place.ts";
 import { activeAt } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { siteTable, sumBySite } from "./site_table.ts";
 import { counted, eventNumber, frameText, size } from "./text.ts";
 import { drawWhenNeeded, element } from "./view.ts";
 
@@ -32,33 +31,31 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     return;
   }
   let tree: FlameNode | null = null;
-  let treeEntry = -1;
+  let treeKey = "";
   let zoomed: number[] = []; // the frames from the root to the node that is zoomed to
   let focused: FlameNode | null = null;
   let wantsFocus = false;
   let shown = new Map<HTMLElement, FlameNode>();
 
   const title = element("h2");
-  const moments = element("div", { class: "bar", role: "group", "aria-label": "Moment" });
-  for (const [kind, name] of [["peak", "Peak"], ["oom", "Out of memory"], ["end", "End"]] as const) {
-    const mark = device.marks.filter((one) => one.kind === kind).at(-1);
-    if (!mark) continue;
-    moments.append(button(name, () => selection.update({ entry: mark.event + 1 }),
-      { title: mark.text, "data-entry": String(mark.event + 1) }));
-  }
   const back = button("Show all (Escape)", () => zoomTo(null));
-  moments.append(back);
-  root.append(element("div", { class: "flame-head" }, title, moments));
+  root.append(element("div", { class: "flame-head" }, title, back));
   const showFound = createFilterBar(root, selection, [], "file or function");
+  const options = { hasLibraries: false, isInverted: false };
+  let pathOf = pathsOf(file, options);
+  const option = (name: keyof typeof options, text: string): HTMLElement =>
+    checkbox(text, false, (isChecked) => {
+      options[name] = isChecked;
+      pathOf = pathsOf(file, options);
+      ask();
+    });
+  root.querySelector(".filter label")!.after(
+    option("hasLibraries", "Frames of torch and libraries"), option("isInverted", "Callers below"));
   const hint = element("p", { class: "faint" });
   const boxes = element("div", { class: "flame", role: "tree", "aria-label": "Flame graph" });
-  const table = element("details", {}, element("summary", {}, "The same bytes as a table, by call site"));
-  const rows = scrollRegion("Call sites");
-  table.append(rows);
-  root.append(hint, boxes, table);
+  root.append(hint, boxes);
 
   const ask = drawWhenNeeded(root, selection, draw);
-  table.addEventListener("toggle", ask);
   boxes.addEventListener("keydown", onKey);
   boxes.addEventListener("click", (event) => {
     const node = shown.get((event.target as Element).closest<HTMLElement>(".flame-box")!);
@@ -67,9 +64,11 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
 
   function draw(): void {
     const { entry } = selection.state;
-    if (treeEntry !== entry || !tree) {
-      tree = flameTree(activeAt(blocks, entry), blocks.size_bytes, blocks.stack, file.stacks);
-      treeEntry = entry;
+    const key = [entry, selection.colour, ...Object.values(options)].join(" ");
+    if (treeKey !== key || !tree) {
+      const active = activeAt(blocks, entry);
+      tree = flameTree(active, blocks, groupsOf(model, selection.colour).of, pathOf);
+      treeKey = key;
       focused = null;
     }
     const top = nodeAt(tree, zoomed);
@@ -79,7 +78,6 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     if (!focused || !found.some(({ node }) => node === focused)) focused = top;
     shown = new Map(found.map((box) => [boxElement(box, top, width, matches), box.node]));
     boxes.replaceChildren(...shown.keys());
-    boxes.style.height = `${(Math.max(...found.map(({ row }) => row)) + 1) * ROW_PIXELS + 4}px`;
     if (wantsFocus) for (const [box, node] of shown) if (node === focused) box.focus();
     wantsFocus = false;
     writeTexts(tree, top, matches);
@@ -107,7 +105,8 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
 
   function nameOf(frame: number): string {
     if (frame === ROOT) return "All active memory";
-    return frame === NO_STACK ? "(no call stack)" : frameText(file, frame);
+    if (frame === CUT) return `(cut at ${file.stack_depth} frames)`;
+    return frame < 0 ? "(no call stack)" : frameText(file, frame);
   }
 
   function describe(node: FlameNode): string {
@@ -145,8 +144,8 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     box.style.left = `${left * 100}%`;
     box.style.width = `${width * 100}%`;
     box.style.top = `${row * ROW_PIXELS}px`;
-    const place = node.frame < 0 ? 0 : file.frames.filename[node.frame]!;
-    box.style.background = node.frame < 0 ? "var(--code)" : `var(--flame-${place % 6})`;
+    const { swatch } = groupsOf(model, selection.colour);
+    if (node.parent) box.style.setProperty("--swatch", colourOf(swatch[node.group]!));
     return box;
   }
 
@@ -158,18 +157,13 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     title.textContent = `${size(all.bytes)} active ${moment}, by call stack`;
     hint.textContent = all.bytes === 0
       ? "No memory is active at this moment."
-      : "The width of a box is its bytes. The program's outermost call is on top. Click a box, or " +
-        "press Enter, to zoom. Arrow keys move. Boxes of one source file have one colour.";
-    for (const one of moments.querySelectorAll("[data-entry]")) {
-      one.setAttribute("aria-pressed", String(Number((one as HTMLElement).dataset.entry) === entry));
-    }
+      : "The width of a box is its bytes, the largest on the left. Click or Enter zooms, arrow keys move.";
     back.hidden = top === all;
     if (matches) {
       const bytes = matchedBytes(all, matches);
       const share = all.bytes > 0 ? Math.round((100 * bytes) / all.bytes) : 0;
       showFound(`${size(bytes)} (${share} %) below frames with this text`, "");
     } else showFound("", "");
-    if (table.open) rows.replaceChildren(siteTable(file, sumBySite(file, blocks, activeAt(blocks, entry))));
   }
 
   function zoomTo(node: FlameNode | null): void {

@@ -1,22 +1,22 @@
 /**
- * The tree of a flame graph: the bytes of blocks by call stack, outermost frame first.
+ * The tree of a flame graph: the bytes of blocks by call stack.
  *
  * The bytes of a node's children add up to the node's bytes, and the root's bytes are those of all
  * blocks, also of blocks without a call stack.
  */
 
-/** The call stacks of a file; frames are innermost first. Stack 0 is empty. */
-export interface StackColumns {
-  offsets: Uint32Array;
-  frame: Uint32Array;
-}
+import type { Blocks, FileData } from "./model.ts";
 
 /** One frame with the bytes of all blocks below it. */
 export interface FlameNode {
-  /** The frame's number; `ROOT` or `NO_STACK`. */
+  /** The frame's number; `ROOT`, `NO_STACK` or `CUT`. */
   frame: number;
   bytes: number;
   count: number;
+  /** The group of the blocks of one call stack that have the most bytes below the node. */
+  group: number;
+  /** Their bytes. */
+  most: number;
   depth: number;
   parent: FlameNode | null;
   /** The largest first. */
@@ -25,17 +25,45 @@ export interface FlameNode {
 
 export const ROOT = -1;
 export const NO_STACK = -2;
+/** The caller of stacks of which only the innermost frames were recorded. */
+export const CUT = -3;
 
-/** Return the tree of some blocks. */
+/** Which frames a flame graph has, and in which order. */
+export interface FlameOptions {
+  /** Also those of torch and of libraries, which are else left out of stacks of the program. */
+  hasLibraries: boolean;
+  /** The call sites first, and then their callers. */
+  isInverted: boolean;
+}
+
+/** Return a function that gives the frames of a call stack, from the root on. */
+export function pathsOf(
+  { stacks, frames, stack_depth }: Pick<FileData, "stacks" | "frames" | "stack_depth">,
+  { hasLibraries, isInverted }: FlameOptions,
+): (stack: number) => number[] {
+  const known: number[][] = []; // while the moment moves, the same stacks are asked for
+  const pathOf = (stack: number): number[] => {
+    const all = stacks.frame.subarray(stacks.offsets[stack]!, stacks.offsets[stack + 1]!);
+    const own = all.filter((frame) => hasLibraries || frames.is_program[frame]);
+    const path: number[] = [...(own.length > 0 ? own : all)];
+    if (path.length === 0) path.push(NO_STACK);
+    else if (stack_depth > 0 && all.length >= stack_depth) path.push(CUT);
+    return isInverted ? path : path.reverse();
+  };
+  return (stack) => (known[stack] ??= pathOf(stack));
+}
+
+/** Return the tree of some blocks; `groupOf` has the group of each block: at most 256. */
 export function flameTree(
-  blocks: Iterable<number>, sizeBytes: Float64Array, stackOf: Uint32Array, stacks: StackColumns,
+  blocks: Iterable<number>, { size_bytes, stack: stackOf }: Pick<Blocks, "size_bytes" | "stack">,
+  groupOf: Uint8Array, pathOf: (stack: number) => number[],
 ): FlameNode {
   const bytes = new Map<number, number>();
   const counts = new Map<number, number>();
   for (const block of blocks) {
-    const stack = stackOf[block]!;
-    bytes.set(stack, (bytes.get(stack) ?? 0) + sizeBytes[block]!);
-    counts.set(stack, (counts.get(stack) ?? 0) + 1);
+    const part = stackOf[block]! * 256 + groupOf[block]!;
+    bytes.set(part, (bytes.get(part) ?? 0) + size_bytes[block]!);
+    counts.set(part, (counts.get(part) ?? 0) + 1);
   }
   const root = newNode(ROOT, null);
   const index = new Map<FlameNode, Map<number, FlameNode>>();
@@ -50,16 +78,20 @@ export function flameTree(
     }
     return child;
   };
-  for (const [stack, size] of bytes) {
-    const count = counts.get(stack)!;
+  for (const [part, size] of bytes) {
+    const [stack, group, count] = [Math.floor(part / 256), part % 256, counts.get(part)!];
+    const add = (node: FlameNode): void => {
+      node.bytes += size;
+      node.count += count;
+      if (size <= node.most) return;
+      node.most = size;
+      node.group = group;
+    };
     let node = root;
-    add(node, size, count);
-    const begin = stacks.offsets[stack]!;
-    const end = stacks.offsets[stack + 1]!;
-    if (begin === end) add(childOf(root, NO_STACK), size, count);
-    for (let i = end - 1; i >= begin; i--) {
-      node = childOf(node, stacks.frame[i]!);
-      add(node, size, count);
+    add(node);
+    for (const frame of pathOf(stack)) {
+      node = childOf(node, frame);
+      add(node);
     }
   }
   for (const node of index.keys()) {
@@ -70,12 +102,7 @@ export function flameTree(
 
 function newNode(frame: number, parent: FlameNode | null): FlameNode {
   const depth = parent ? parent.depth + 1 : 0;
-  return { frame, bytes: 0, count: 0, depth, parent, children: [] };
-}
-
-function add(node: FlameNode, bytes: number, count: number): void {
-  node.bytes += bytes;
-  node.count += count;
+  return { frame, bytes: 0, count: 0, group: 0, most: 0, depth, parent, children: [] };
 }
 
 /** A node with its place: `left` and `width` are parts of the drawn node's width, from 0 to 1. */

@@ -5,6 +5,7 @@ import { KEYS } from "./keys.ts";
 import type { FileData, FileEntry, Page } from "./model.ts";
 import { START, type Selection } from "./selection.ts";
 import { size } from "./text.ts";
+import { createVerdict } from "./verdict.ts";
 import { element } from "./view.ts";
 
 /** Show the verdict, what is left out, and the pickers of the file and the device. */
@@ -12,47 +13,14 @@ export function createHeader(
   root: HTMLElement, page: Page, selection: Selection, file: FileData | null,
 ): void {
   const help = helpDialog();
-  const title = element("div", { class: "page-title" },
+  const tools = element("div", { class: "page-title" },
     element("span", { class: "faint" }, page.title),
     ...pickers(page, selection, file),
     button("Keys and terms", () => help.showModal()));
-  root.append(title, verdict(page), help);
-  if (page.left_out.length > 0) {
-    root.append(element("div", { class: "left-out" },
-      ...page.left_out.map((sentence) => element("p", {}, sentence))));
-  }
+  root.append(createVerdict(page, selection, file, tools), help);
   const entry = page.files[selection.state.file];
   if (entry?.data === null) {
     root.append(element("p", { role: "alert" }, `This page does not have the events of ${entry.name}.`));
-  }
-}
-
-function verdict({ verdict: { heading, lines, commands }, title, files }: Page): HTMLElement {
-  const isBad = files.some(({ ooms }) => ooms > 0);
-  return element("section", {
-    class: `panel verdict${isBad ? " is-bad" : ""}`, id: "verdict", "aria-label": "Verdict",
-  },
-  element("h1", {}, heading || title),
-  ...(lines.length > 0 ? [element("ul", {}, ...lines.map((line) => element("li", {}, line)))] : []),
-  ...(commands.length > 0 ? [element("div", { class: "bar" }, ...commands.map(commandLine))] : []));
-}
-
-function commandLine(command: string): HTMLElement {
-  const code = element("code", {}, command);
-  const copy = button("Copy", async () => {
-    copy.textContent = (await copied(command, code)) ? "Copied" : "Press Ctrl+C";
-  }, { "aria-label": `Copy the command ${command}`, "aria-live": "polite" });
-  return element("div", { class: "command" }, code, copy);
-}
-
-/** Copy a text; if the browser does not allow it, select the text and return false. */
-async function copied(text: string, source: HTMLElement): Promise<boolean> {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    getSelection()?.selectAllChildren(source);
-    return false;
   }
 }
 

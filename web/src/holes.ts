@@ -7,6 +7,7 @@
  */
 
 import type { Blocks, Layout, Segment } from "./model.ts";
+import { firstWhere } from "./sort.ts";
 
 const UNIT_BYTES = 2 * 2 ** 20;
 const PAGE_BYTES = 20 * 2 ** 20;
@@ -34,14 +35,7 @@ export function endOf(segment: Segment): number {
 
 /** Return the position of the first active block at an address or after, in `layout.blocks`. */
 export function firstBlock(layout: Layout, blocks: Blocks, address: number): number {
-  let low = 0;
-  let high = layout.blocks.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (blocks.address[layout.blocks[middle]!]! < address) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+  return firstWhere(layout.blocks.length, (i) => blocks.address[layout.blocks[i]!]! >= address);
 }
 
 /** Call a function for each hole of a segment, by address. */

@@ -8,7 +8,7 @@ export const KEYS = [
   ["[ ]", "in the timeline: begin and end the range at the selected moment"],
   ["0", "in the timeline: show everything"],
   ["↑ ↓", "in a table the next row; in the map the block before or after; in the flame graph the caller and the largest callee"],
-  ["Enter", "in a table: go to the row's moment and select its block; in a header: sort"],
+  ["Enter", "in a table: open a call site, or select the row's block; in a header: sort"],
   ["Shift+Enter", "in a table's header: add the column to the sort"],
   ["Home End", "the first and the last row; in the timeline the first and the last moment"],
   ["Escape", "in the timeline: clear the range and the block; in the flame graph: show all"],

@@ -7,6 +7,8 @@
  */
 
 import type { Device, FileData, Layout, Layouts, Segment } from "./model.ts";
+import { endOf } from "./holes.ts";
+import { firstWhere, sortRows } from "./sort.ts";
 import { segmentSigns } from "./usage.ts";
 
 /** The smallest number of segment events between two stored copies of the segments. */
@@ -24,7 +26,8 @@ export function layoutsOf(file: FileData, device: Device): Layouts {
 
   function sorted(): Uint32Array {
     if (order) return order;
-    order = orderOf(blocks.address);
+    const all = Uint32Array.from({ length: blocks.count }, (_, i) => i);
+    order = sortRows(all, [{ value: (i) => blocks.address[i]!, descending: false }]);
     allocated = new Int32Array(blocks.count);
     freed = new Int32Array(blocks.count);
     active = new Uint32Array(blocks.count + 1);
@@ -49,24 +52,6 @@ export function layoutsOf(file: FileData, device: Device): Layouts {
       return last;
     },
   };
-}
-
-/** Return the indices that sort a column of whole numbers below 2^53 (a stable radix sort). */
-export function orderOf(values: Float64Array): Uint32Array {
-  const count = values.length;
-  let order = Uint32Array.from({ length: count }, (_, i) => i);
-  let next = new Uint32Array(count);
-  let most = 0;
-  for (let i = 0; i < count; i++) most = Math.max(most, values[i]!);
-  for (let unit = 1; unit <= most; unit *= 65536) {
-    const begins = new Uint32Array(65537);
-    const digit = (index: number): number => Math.floor(values[index]! / unit) % 65536;
-    for (let i = 0; i < count; i++) begins[digit(i) + 1]! += 1;
-    for (let i = 0; i < 65536; i++) begins[i + 1]! += begins[i]!;
-    for (let i = 0; i < count; i++) next[begins[digit(order[i]!)]!++] = order[i]!;
-    [order, next] = [next, order];
-  }
-  return order;
 }
 
 /** Return a function that gives the segments at an entry. */
@@ -105,13 +90,7 @@ function segmentHistory(file: FileData, device: Device): (entry: number) => read
   let done = changes.length;
 
   return (entry) => {
-    let wanted = 0;
-    let high = changes.length;
-    while (wanted < high) {
-      const middle = (wanted + high) >> 1;
-      if (changes[middle]! < entry) wanted = middle + 1;
-      else high = middle;
-    }
+    const wanted = firstWhere(changes.length, (i) => changes[i]! >= entry);
     const copy = Math.floor(wanted / interval);
     if (wanted < done || copy * interval > done) {
       current = copies[copy]!.slice();
@@ -138,18 +117,7 @@ function firstSegments(device: Device): Segment[] {
 
 /** Return the number of segments that begin at an address or before. */
 function rank(segments: readonly Segment[], address: number): number {
-  let low = 0;
-  let high = segments.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (segments[middle]!.address <= address) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
-function end(segment: Segment): number {
-  return segment.address + segment.size_bytes;
+  return firstWhere(segments.length, (i) => segments[i]!.address > address);
 }
 
 /** Add a part, joined with the mapped parts of its expandable segment around it. */
@@ -157,12 +125,12 @@ function add(segments: Segment[], part: Segment): void {
   let at = rank(segments, part.address);
   let dropped = 0;
   const [before, after] = [segments[at - 1], segments[at]];
-  if (before && end(before) === part.address && belongTogether(before, part)) {
+  if (before && endOf(before) === part.address && belongTogether(before, part)) {
     part = { ...before, size_bytes: before.size_bytes + part.size_bytes };
     at -= 1;
     dropped += 1;
   }
-  if (after && end(part) === after.address && belongTogether(part, after)) {
+  if (after && endOf(part) === after.address && belongTogether(part, after)) {
     part = { ...after, address: part.address, size_bytes: part.size_bytes + after.size_bytes };
     dropped += 1;
   }
@@ -173,13 +141,13 @@ function add(segments: Segment[], part: Segment): void {
 function remove(segments: Segment[], part: Segment): void {
   const at = rank(segments, part.address) - 1;
   const found = segments[at];
-  if (!found || end(found) < end(part)) return;
+  if (!found || endOf(found) < endOf(part)) return;
   const pieces: Segment[] = [];
   if (found.address < part.address) {
     pieces.push({ ...found, size_bytes: part.address - found.address });
   }
-  if (end(part) < end(found)) {
-    pieces.push({ ...found, address: end(part), size_bytes: end(found) - end(part) });
+  if (endOf(part) < endOf(found)) {
+    pieces.push({ ...found, address: endOf(part), size_bytes: endOf(found) - endOf(part) });
   }
   segments.splice(at, 1, ...pieces);
 }

@@ -54,48 +54,6 @@ function blocksWith(lives: Lives, fits: (block: number) => boolean): Uint32Array
   return found.slice(0, count);
 }
 
-/** The bytes and the number of blocks of one group. */
-export interface GroupSum {
-  group: number;
-  bytes: number;
-  count: number;
-}
-
-/** The sums of blocks: all, the largest, the smallest, and by group with the largest group first. */
-export interface BlockSums {
-  count: number;
-  bytes: number;
-  largest: number;
-  smallest: number;
-  groups: GroupSum[];
-}
-
-/**
- * Add blocks up. `largest` and `smallest` are block numbers; -1 without blocks.
- *
- * @param groupOf The group of a block, such as its call site.
- */
-export function sumBlocks(
-  blocks: Iterable<number>, sizeBytes: Float64Array, groupOf: (block: number) => number,
-): BlockSums {
-  const byGroup = new Map<number, GroupSum>();
-  const sums: BlockSums = { count: 0, bytes: 0, largest: -1, smallest: -1, groups: [] };
-  for (const block of blocks) {
-    const bytes = sizeBytes[block]!;
-    sums.count++;
-    sums.bytes += bytes;
-    if (sums.largest < 0 || bytes > sizeBytes[sums.largest]!) sums.largest = block;
-    if (sums.smallest < 0 || bytes < sizeBytes[sums.smallest]!) sums.smallest = block;
-    const group = groupOf(block);
-    let sum = byGroup.get(group);
-    if (!sum) byGroup.set(group, (sum = { group, bytes: 0, count: 0 }));
-    sum.bytes += bytes;
-    sum.count++;
-  }
-  sums.groups = [...byGroup.values()].sort((a, b) => b.bytes - a.bytes || a.group - b.group);
-  return sums;
-}
-
 /** How many steps a block lived; `isAtLeast` if it is older or younger than the recording shows. */
 export interface Life {
   steps: number;

@@ -1,6 +1,5 @@
 /** The page: reads its data, opens a file, and makes the views, which one selection links. */
 
-import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import "./views.css";
 import { createBlocksTable } from "./blocks_table.ts";
@@ -11,6 +10,7 @@ import { createEventsTable } from "./events_table.ts";
 import { createFlame } from "./flame.ts";
 import { createHeader } from "./header.ts";
 import { layoutsOf } from "./layout.ts";
+import { activeAt } from "./lives.ts";
 import { createMap } from "./map.ts";
 import { createMoment } from "./moment.ts";
 import type { FileData, Mark, Model, Page } from "./model.ts";
@@ -43,17 +43,18 @@ function completed(state: Readonly<State>, model: Model): State {
   const mark = (kind: Mark["kind"]): Mark | undefined =>
     marks.filter((found) => found.kind === kind).at(-1);
   const chosen = mark("oom") ?? mark("peak");
-  const entry = state.entry < 0 ? (chosen ? chosen.event + 1 : last) : state.entry;
+  const wanted = state.entry < 0 ? (chosen ? chosen.event + 1 : last) : state.entry;
+  const entry = Math.max(0, Math.min(last, wanted));
   let [unknown, total] = [0, 0];
-  for (let i = 0; i < blocks.count; i++) {
+  for (const i of activeAt(blocks, entry)) {
     total += blocks.size_bytes[i]!;
     const category = file.categories[file.kinds[blocks.kind[i]!]![0]];
     if (category === "unknown") unknown += blocks.size_bytes[i]!;
   }
-  const shows = page.verdict.is_leak || unknown > 0.9 * total ? "site" : "category";
+  const shows = page.verdict.is_leak || unknown > 0.2 * total ? "site" : "category";
   return {
     ...state,
-    entry: Math.max(0, Math.min(last, entry)),
+    entry,
     block: state.block !== null && state.block < blocks.count ? state.block : null,
     colour: state.colour ?? shows,
   };

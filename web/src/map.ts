@@ -82,13 +82,13 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     const { colour } = selection;
     const width = Math.max(100, spacer.clientWidth);
     layout = layouts.at(entry);
-    const key = [width, magnification];
+    const height = box.clientHeight;
+    const key = [width, height, magnification];
     if (layout.segments !== arranged.segments || String(key) !== String(arranged.key)) {
-      rows = mapRows(layout, width, magnification);
+      rows = mapRows(layout, width, height, magnification);
       arranged = { segments: layout.segments, key };
     }
     spacer.style.height = `${rows.height}px`;
-    const height = box.clientHeight;
     // Another view has selected a block: show it.
     if (block !== null && block !== followed) {
       const piece = pieceOf(rows, blocks.address[block]!);

@@ -1,6 +1,6 @@
 /** Drawing of the memory map: blocks, holes, and the names of groups of segments. */
 
-import { colourOf, type Groups, ink } from "./colours.ts";
+import { colourOf, type Groups, ink, NEUTRAL } from "./colours.ts";
 import { firstBlock, forEachHole } from "./holes.ts";
 import { type MapRows, type Piece, ROW } from "./map_rows.ts";
 import type { Blocks, FileData, Layout } from "./model.ts";
@@ -207,7 +207,7 @@ export function drawSample(canvas: HTMLCanvasElement, state: string): void {
   context.clearRect(0, 0, width, height);
   if (state === "active" || state === "pending") {
     context.globalAlpha = state === "active" ? 1 : 0.45;
-    context.fillStyle = colourOf(0);
+    context.fillStyle = colourOf(NEUTRAL); // the colour of no block
     context.fillRect(0, 0, width, height);
     context.globalAlpha = 1;
   }

@@ -38,15 +38,16 @@ export interface MapRows {
   height: number;
 }
 
-/** The rows that all large, and all small segments fill at a magnification of 1. */
-const ROWS_LARGE = 9;
-const ROWS_SMALL = 3;
+/** The share of the view's rows that all small segments fill at a magnification of 1. */
+const SHARE_SMALL = 0.25;
 /** The least bytes of a row: a few of the smallest segments, which have 20 MiB and 2 MiB. */
 const LEAST_ROW_LARGE = 128 * 2 ** 20;
 const LEAST_ROW_SMALL = 16 * 2 ** 20;
 
-/** Arrange the segments of a layout in rows of a width in pixels. */
-export function mapRows(layout: Layout, width: number, magnification: number): MapRows {
+/** Arrange the segments of a layout in rows of a width in pixels, which about fill the height. */
+export function mapRows(
+  layout: Layout, width: number, height: number, magnification: number,
+): MapRows {
   const byKey = new Map<string, Segment[]>();
   let [large, small] = [0, 0];
   for (const segment of layout.segments) {
@@ -62,9 +63,10 @@ export function mapRows(layout: Layout, width: number, magnification: number): M
     if (segment.is_small) small += segment.size_bytes;
     else large += segment.size_bytes;
   }
+  const rowsOfView = Math.max(4, Math.floor(height / ROW) - byKey.size);
   const scales = [
-    bytesOfRow(large / ROWS_LARGE, LEAST_ROW_LARGE) / width,
-    bytesOfRow(small / ROWS_SMALL, LEAST_ROW_SMALL) / width,
+    bytesOfRow(large / (rowsOfView * (1 - SHARE_SMALL)), LEAST_ROW_LARGE) / width,
+    bytesOfRow(small / (rowsOfView * SHARE_SMALL), LEAST_ROW_SMALL) / width,
   ];
   let y = 0;
   const groups: SegmentGroup[] = [];

@@ -8,7 +8,7 @@ import { LEFT, RIGHT } from "./timeline_draw.ts";
 import { drawWhenNeeded, element, prepare } from "./view.ts";
 import { moved, shown } from "./zoom.ts";
 
-const HEIGHT = 34;
+const HEIGHT = 16;
 
 export function createMinimap(root: HTMLElement, { device, usage }: Model, selection: Selection): void {
   const canvas = element("canvas", {

@@ -5,6 +5,8 @@
  * first event. Events and blocks are counted from 0 in each device.
  */
 
+import { firstWhere } from "./sort.ts";
+
 /** The row of an event whose block or segment is unknown. */
 export const UNKNOWN_ROW = 0xffffffff;
 
@@ -51,6 +53,8 @@ export interface FileData {
   strings: string[];
   /** The names of the values in `Events.action`. */
   actions: string[];
+  /** How many frames of a stack were recorded at most; 0: all. */
+  stack_depth: number;
   frames: Frames;
   stacks: Stacks;
   /** The texts of call sites; `sites[0]` is "(not known)". */
@@ -70,6 +74,8 @@ export interface Frames {
   filename: Uint32Array;
   name: Uint32Array;
   line: Uint32Array;
+  /** 1: of the program, and neither of torch nor of pytracer nor of Python's library. */
+  is_program: Uint8Array;
 }
 
 /** Call stacks, innermost frame first; stack 0 is empty. */
@@ -244,14 +250,7 @@ export type Steps = readonly (readonly [step: number, firstEvent: number])[];
 
 /** Return the index of the step that an event belongs to; -1 before the first known step. */
 export function stepIndexAt(steps: Steps, event: number): number {
-  let low = 0;
-  let high = steps.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (steps[middle]![1] <= event) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
+  return firstWhere(steps.length, (i) => steps[i]![1] > event) - 1;
 }
 
 /** Return the step at an entry as [step, first event]; null before the first step. */

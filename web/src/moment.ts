@@ -5,14 +5,14 @@ import { colourOf, groupsOf } from "./colours.ts";
 import { factList } from "./elements.ts";
 import { type Model, stepAt } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { count, counted, duration, eventNumber, size } from "./text.ts";
+import { count, counted, duration, eventNumber, shortName, size } from "./text.ts";
 import { drawWhenNeeded, element } from "./view.ts";
 
 /** Show the selected moment, and the memory of each group at this moment: the legend of colours. */
 export function createMoment(root: HTMLElement, model: Model, selection: Selection): void {
   const moment = element("section", { class: "panel", "aria-label": "Selected moment" });
   const groups = element("section", { class: "panel", "aria-label": "Memory by group" });
-  root.append(moment, groups);
+  root.append(groups, moment);
   drawWhenNeeded(root, selection, () => {
     showMoment(moment, model, selection.state.entry);
     showGroups(groups, model, selection);
@@ -76,15 +76,14 @@ function showGroups(root: HTMLElement, model: Model, selection: Selection): void
   const { colour } = selection;
   const groups = groupsOf(model, colour);
   const { bytes, counts } = groupsAt(model.device.blocks, groups, entry, model.layouts.at(entry).blocks);
-  // Of a long call site, the file's folders are cut off, and not the line.
-  const table = element("table", { class: colour === "site" ? "groups of-sites" : "groups" });
+  const table = element("table", { class: "groups" });
+  const letters = Math.max(16, Math.floor((root.clientWidth - 155) / 7.2));
   const total = bytes.reduce((sum, value) => sum + value, 0) || 1;
   // The order of the layers, uppermost first.
   for (let group = groups.names.length - 1; group >= 0; group--) {
     const swatch = element("span", { class: "swatch" });
     swatch.style.background = colourOf(groups.swatch[group]!);
-    const text = element("span", {}, element("bdi", {}, groups.names[group]!));
-    const name = element("td", { class: "name" }, swatch, text);
+    const name = element("td", { class: "name" }, swatch, shortName(groups.names[group]!, letters));
     name.title = `${groups.names[group]!}: ${counted(counts[group]!, "block")}`;
     table.append(
       element(

@@ -1,13 +1,11 @@
-/** What a selected range of time allocated and did not release. */
+/** The sums of what a selected range of time allocated and did not release: the table has it. */
 
-import { UNRELEASED } from "./block_columns.ts";
 import { blockSize } from "./block_texts.ts";
-import { afterPause, button, factList, scrollRegion } from "./elements.ts";
-import { withValue } from "./filter_terms.ts";
-import { unreleased, type BlockSums } from "./lives.ts";
+import { afterPause, button, factList } from "./elements.ts";
+import { unreleased } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { siteTable, sumBySite } from "./site_table.ts";
+import { sortRows } from "./sort.ts";
 import { counted, eventNumber, siteText, size } from "./text.ts";
 import { element } from "./view.ts";
 
@@ -22,30 +20,22 @@ export function createRange(root: HTMLElement, model: Model, selection: Selectio
     const { range } = selection.state;
     shown.hidden = !range;
     if (!range) return;
-    const found = unreleased(blocks, range[0], range[1]);
-    const sums = sumBySite(file, blocks, found);
+    const kept = unreleased(blocks, range[0], range[1]);
+    const bySize = { value: (block: number) => blocks.size_bytes[block]!, descending: true };
+    const sorted = sortRows(kept, [bySize]);
+    const bytes = kept.reduce((sum, block) => sum + blocks.size_bytes[block]!, 0);
     const from = range[0] > 0 ? `After event ${eventNumber(device, range[0] - 1)} up to` : "Up to";
     const last = eventNumber(device, Math.max(range[1] - 1, 0));
     shown.replaceChildren(
-      element("h2", {}, `${from} event ${last}: ${size(sums.bytes)} allocated and not released`),
-      facts(sums),
-      ...(sums.count > 0 ? [scrollRegion("Call sites of the range", siteTable(file, sums))] : []),
-      element("div", { class: "bar" },
-        button("Show these blocks in the table", () => selection.update({
-          filter: withValue(selection.state.filter, "state", UNRELEASED) })),
-        button("Remove the range", () => selection.update({
-          range: null, filter: withValue(selection.state.filter, "state", "") }))));
-  }
-
-  function facts(sums: BlockSums): HTMLElement {
-    if (sums.count === 0) {
-      return element("p", {}, "All blocks that were allocated in this range were released in it.");
-    }
-    return factList([
-      ["Total", `${size(sums.bytes)} in ${counted(sums.count, "block")}`],
-      ["Largest", blockLink(sums.largest)],
-      ["Smallest", blockLink(sums.smallest)],
-    ]);
+      element("h2", {}, `${from} event ${last}: ${size(bytes)} allocated and not released`),
+      kept.length === 0
+        ? element("p", {}, "All blocks that were allocated in this range were released in it.")
+        : factList([
+          ["Total", `${size(bytes)} in ${counted(kept.length, "block")}`],
+          ["Largest", blockLink(sorted[0]!)],
+          ["Smallest", blockLink(sorted.at(-1)!)],
+        ]),
+      button("Remove the range", () => selection.update({ range: null })));
   }
 
   function blockLink(block: number): HTMLElement {

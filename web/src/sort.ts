@@ -30,8 +30,8 @@ function sortByKey(rows: Uint32Array, { value, descending }: SortKey): Uint32Arr
   // The bits of the numbers as two halves whose unsigned order is the order of the numbers.
   const bits = new Uint32Array(2);
   const number = new Float64Array(bits.buffer);
-  let low = new Uint32Array(count);
-  let high = new Uint32Array(count);
+  const low = new Uint32Array(count);
+  const high = new Uint32Array(count);
   for (let i = 0; i < count; i++) {
     const found = value(rows[i]!);
     if (Number.isNaN(found)) {
@@ -44,7 +44,9 @@ function sortByKey(rows: Uint32Array, { value, descending }: SortKey): Uint32Arr
     low[i] = bits[0]! ^ flip ^ turn;
     high[i] = bits[1]! ^ (flip | 0x80000000) ^ turn;
   }
-  let order = rows;
+  // The places in `rows`, which each pass moves.
+  let order = Uint32Array.from({ length: count }, (_, i) => i);
+  let moved = new Uint32Array(count);
   for (let pass = 0; pass < 4; pass++) {
     const digits = pass < 2 ? low : high;
     const shift = (pass % 2) * DIGIT_BITS;
@@ -57,18 +59,25 @@ function sortByKey(rows: Uint32Array, { value, descending }: SortKey): Uint32Arr
       next += counts[digit]!;
       counts[digit] = begin;
     }
-    const movedOrder = new Uint32Array(count);
-    const movedLow = new Uint32Array(count);
-    const movedHigh = new Uint32Array(count);
     for (let i = 0; i < count; i++) {
-      const to = counts[(digits[i]! >>> shift) & (DIGITS - 1)]!++;
-      movedOrder[to] = order[i]!;
-      movedLow[to] = low[i]!;
-      movedHigh[to] = high[i]!;
+      const place = order[i]!;
+      moved[counts[(digits[place]! >>> shift) & (DIGITS - 1)]!++] = place;
     }
-    [order, low, high] = [movedOrder, movedLow, movedHigh];
+    [order, moved] = [moved, order];
   }
-  return order;
+  return order.map((place) => rows[place]!);
+}
+
+/** Return the first of `count` places at which a condition holds that holds at all after it. */
+export function firstWhere(count: number, holds: (place: number) => boolean): number {
+  let low = 0;
+  let high = count;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (holds(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
 }
 
 /** Return for each text its place in alphabetical order; equal texts get the same place. */

@@ -6,10 +6,10 @@
  * sorts by a column alone, with Shift it adds the column.
  */
 
-import { oncePerFrame } from "./elements.ts";
-import { sortRows } from "./sort.ts";
+import { type SortKey, sortRows } from "./sort.ts";
+import { shortName } from "./text.ts";
 import { listHeight, scrollToRow, visibleRows, type Viewport } from "./viewport.ts";
-import { element } from "./view.ts";
+import { element, oncePerFrame } from "./view.ts";
 
 export interface Column {
   id: string;
@@ -26,14 +26,15 @@ export interface Column {
 }
 
 export interface Table {
-  /** Show other rows, in their order unless the user sorted by a column. */
-  show: (rows: Uint32Array) => void;
+  /**
+   * Show other rows, in their order unless the user sorted by a column; from the top, unless the
+   * place in the table is kept.
+   */
+  show: (rows: Uint32Array, isKept?: boolean) => void;
   /** Write the visible rows again, because their texts have changed. */
-  refresh: (isSortStale: boolean) => void;
+  refresh: () => void;
   /** Mark a row as the selected one and scroll to it; null: none. */
   select: (row: number | null) => void;
-  /** Return whether the user sorted by a column. */
-  isSortedBy: (id: string) => boolean;
 }
 
 const ROW_HEIGHT = 24;
@@ -48,20 +49,28 @@ interface Sort {
 
 let tables = 0;
 
-/**
- * Make a table.
- *
- * @param label The table's name for assistive software.
- * @param onOpen Called with the row that the user clicked, or chose with Enter.
- */
+export interface TableOptions {
+  /** The table's name for assistive software. */
+  label: string;
+  columns: readonly Column[];
+  /** Called with the row that the user clicked, or chose with Enter. */
+  onOpen: (row: number) => void;
+  /** Put the rows of open groups between sorted rows, by the same keys. */
+  expanded?: (rows: Uint32Array, keys: readonly SortKey[]) => Uint32Array;
+  /** The colour of a row in the other views. */
+  colour?: (row: number) => string;
+}
+
+/** Make a table. */
 export function createTable(
-  root: HTMLElement, label: string, columns: readonly Column[], onOpen: (row: number) => void,
+  root: HTMLElement, { label, columns, onOpen, expanded, colour }: TableOptions,
 ): Table {
   const prefix = `table-${++tables}`;
   let given: Uint32Array = new Uint32Array(0);
   let shown = given;
   let sorts: Sort[] = [];
   let cursor = 0;
+  let letters = MOST_LETTERS; // of the column that grows
   let selected: number | null = null;
   let wantsSelectedInView = false;
 
@@ -123,6 +132,7 @@ export function createTable(
   function order(): void {
     const keys = sorts.map(({ column, descending }) => ({ value: column.value, descending }));
     shown = sortRows(given, keys);
+    if (expanded) shown = expanded(shown, keys);
     cursor = Math.max(selected === null ? 0 : shown.indexOf(selected), 0);
     grid.setAttribute("aria-rowcount", String(shown.length + 1));
     empty.hidden = shown.length > 0;
@@ -144,6 +154,8 @@ export function createTable(
       wantsSelectedInView = false;
       grid.scrollTop = scrollToRow(view, grid.scrollTop, cursor);
     }
+    const growing = headers[columns.findIndex(({ grows }) => grows)];
+    letters = growing ? Math.floor((growing.cell.clientWidth - 14) / 7.4) : MOST_LETTERS;
     const { first, last, top } = visibleRows(view, grid.scrollTop);
     while (body.children.length > last - first) body.lastElementChild!.remove();
     while (body.children.length < last - first) body.append(newLine());
@@ -174,19 +186,19 @@ export function createTable(
     line.setAttribute("aria-rowindex", String(index + 2));
     line.setAttribute("aria-selected", String(row === selected));
     line.classList.toggle("at-cursor", index === cursor);
+    if (colour) line.style.borderLeftColor = colour(row);
     for (const [i, column] of columns.entries()) {
       const cell = line.children[i] as HTMLElement;
       const text = column.text(row).slice(0, MOST_LETTERS);
-      if (cell.textContent !== text) {
-        cell.textContent = text;
-        cell.title = text.length > 14 ? text : "";
-      }
+      const short = column.grows ? shortName(text, letters) : text;
+      if (cell.textContent !== short) cell.textContent = short;
+      cell.title = text.length > 14 ? text : "";
     }
   }
 
   function open(index: number): void {
-    cursor = index;
     if (index < shown.length) onOpen(shown[index]!);
+    cursor = index;
     draw();
   }
 
@@ -219,14 +231,15 @@ export function createTable(
   }
 
   return {
-    show(rows) {
+    show(rows, isKept = false) {
       given = rows;
+      const { scrollTop } = grid;
       order();
+      if (!isKept) return;
+      wantsSelectedInView = false;
+      grid.scrollTop = scrollTop;
     },
-    refresh(isSortStale) {
-      if (isSortStale && sorts.length > 0) order();
-      else draw();
-    },
+    refresh: draw,
     select(row) {
       if (row === selected) return;
       selected = row;
@@ -235,6 +248,5 @@ export function createTable(
       wantsSelectedInView = index >= 0;
       draw();
     },
-    isSortedBy: (id) => sorts.some(({ column }) => column.id === id),
   };
 }

@@ -19,6 +19,24 @@ export function change(bytes: number): string {
   return bytes > 0 ? `+${size(bytes)}` : size(bytes);
 }
 
+/**
+ * Return a name of at most `most` letters, with its middle cut out. A call site keeps its line, and
+ * as much of its file and its function as there is room for.
+ */
+export function shortName(text: string, most: number): string {
+  if (text.length <= most) return text;
+  const line = /:\d+(?= |$)/.exec(text)?.index;
+  if (line === undefined) {
+    const end = Math.floor((most - 1) / 2);
+    return `${text.slice(0, most - 1 - end)}…${text.slice(-end)}`;
+  }
+  const room = Math.ceil(most * 0.6);
+  const tail = text.length - line > room ? `${text.slice(line, line + room - 1)}…` : text.slice(line);
+  const file = text.slice(text.lastIndexOf("/", line) + 1, line);
+  const left = most - tail.length;
+  return file.length + 2 <= left ? `…/${file}${tail}` : `${file.slice(0, left - 1)}…${tail}`;
+}
+
 /** Return a number with separators, as in "1,000,000". */
 export function count(value: number): string {
   return value.toLocaleString("en-US");

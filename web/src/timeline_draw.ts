@@ -1,26 +1,32 @@
 /** Drawing of the timeline: stacked areas, lanes of steps and phases, marks, and the selection. */
 
-import type uPlot from "uplot";
 import type { Areas, BlockArea } from "./areas.ts";
 import { colourOf, ink, type Groups } from "./colours.ts";
 import type { Device } from "./model.ts";
-import { size } from "./text.ts";
+import { LABEL, Labels } from "./labels.ts";
+import { shortName, size } from "./text.ts";
 
 /** The pixels left of the plot, for the sizes, and right of it, for half of a label. */
 export const LEFT = 74;
-export const RIGHT = 42;
+export const RIGHT = 48;
+/** The pixels below the plot, for the events. */
+export const AXIS = 22;
 
 /** Where the plot is, and how entries and bytes become its pixels. */
 export interface Frame {
   width: number;
   height: number;
+  /** The bytes at the upper edge. */
+  top: number;
   /** The x of the left edge of an entry. */
   x(entry: number): number;
   /** The y of a number of bytes. */
   y(bytes: number): number;
+  /** The entry at an x, as a fraction. */
+  entry(x: number): number;
 }
 
-/** Draw the layers, the blocks with areas of their own, and the names of thick layers. */
+/** Draw the layers, and the blocks with areas of their own. */
 export function drawAreas(
   context: CanvasRenderingContext2D,
   areas: Areas,
@@ -29,8 +35,7 @@ export function drawAreas(
 ): void {
   const { tops, columns } = areas;
   const count = columns.entries.length;
-  const span = columns.last - columns.first + 1;
-  const edge = (column: number): number => frame.x(columns.first + (column * span) / count);
+  const edge = edgesOf(areas, frame);
   for (const [group, top] of tops.entries()) {
     const below = group ? tops[group - 1]! : null;
     context.beginPath();
@@ -52,20 +57,25 @@ export function drawAreas(
   context.lineWidth = 0.6;
   for (const area of areas.blocks) {
     if (frame.y(0) - frame.y(area.bytes) < 2) continue;
-    outline(context, area, edge, frame);
+    outline(context, area, areas, frame);
     context.stroke();
   }
   context.globalAlpha = 1;
-  drawNames(context, areas, groups, frame, edge);
+}
+
+/** Return a function that gives the x of the left edge of a column. */
+function edgesOf({ columns: { first, last, entries } }: Areas, frame: Frame) {
+  return (column: number): number => frame.x(first + (column * (last - first + 1)) / entries.length);
 }
 
 /** Trace the outline of a block's area. */
 export function outline(
   context: CanvasRenderingContext2D,
   area: BlockArea,
-  edge: (column: number) => number,
+  areas: Areas,
   frame: Frame,
 ): void {
+  const edge = edgesOf(areas, frame);
   const { from, bottom, bytes } = area;
   context.beginPath();
   for (let i = 0; i < bottom.length; i++) {
@@ -81,81 +91,150 @@ export function outline(
   context.closePath();
 }
 
-/** Write the name of each layer where it is thickest, so that colour is not its only sign. */
-function drawNames(
-  context: CanvasRenderingContext2D,
-  { tops, columns }: Areas,
-  groups: Groups,
-  frame: Frame,
-  edge: (column: number) => number,
-): void {
+/** Place the name of each layer where it is thickest, so that colour is not its only sign. */
+export function placeNames(labels: Labels, { tops, columns }: Areas, groups: Groups, frame: Frame): void {
   const count = columns.entries.length;
-  context.font = "600 11px system-ui, sans-serif";
-  context.textBaseline = "middle";
   for (const [group, top] of tops.entries()) {
     const below = group ? tops[group - 1]! : null;
-    const name = shortened(groups.names[group]!);
-    const needed = context.measureText(name).width + 8;
+    const name = shortName(groups.names[group]!, 40);
     // The text needs a rectangle that is free in all its columns.
-    const columnsNeeded = Math.ceil((needed / Math.max(1, frame.width)) * count);
-    let best = { height: 13, column: -1, y: 0 };
-    const stride = Math.max(1, Math.floor(columnsNeeded / 6));
-    for (let column = 0; column + columnsNeeded <= count; column += stride) {
+    const needed = Math.ceil((labels.width(name) / Math.max(1, frame.width)) * count);
+    const found: { height: number; x: number; y: number }[] = [];
+    const stride = Math.max(1, Math.floor(needed / 6));
+    for (let column = 0; column + needed <= count; column += stride) {
       let ceiling = Infinity;
       let floor = 0;
-      for (let i = column; i < column + columnsNeeded; i++) {
+      for (let i = column; i < column + needed; i++) {
         ceiling = Math.min(ceiling, top[i]!);
         floor = Math.max(floor, below ? below[i]! : 0);
       }
       const height = frame.y(floor) - frame.y(ceiling);
-      if (height > best.height) best = { height, column, y: frame.y((floor + ceiling) / 2) };
+      const y = frame.y((floor + ceiling) / 2) - LABEL / 2;
+      if (height >= LABEL) found.push({ height, x: (column / count) * frame.width, y });
     }
-    if (best.column < 0) continue;
-    const x = edge(best.column) + 4;
-    context.lineWidth = 3;
-    context.lineJoin = "round";
-    context.strokeStyle = ink().paper;
-    context.strokeText(name, x, best.y);
-    context.fillStyle = ink().text;
-    context.fillText(name, x, best.y);
+    found.sort((a, b) => b.height - a.height);
+    labels.place(name, ink().text, found.map(({ x, y }) => [x, y]));
   }
 }
 
-/** Return the end of a long name: of a call site, the line and the function. */
-function shortened(name: string): string {
-  return name.length > 48 ? `…${name.slice(-47)}` : name;
+/** A line of the plot: its bytes at each x, which hold up to the next one; null: unknown. */
+export interface Line {
+  name: string;
+  colour: string;
+  dash: number[];
+  values: (number | null)[];
 }
 
-/** Write the names of the lines, of the reserved bytes and the limit, next to them. */
-export function drawLineNames(context: CanvasRenderingContext2D, plot: uPlot, frame: Frame): void {
-  context.font = "600 11px system-ui, sans-serif";
+/** Draw lines as steps. */
+export function drawLines(
+  context: CanvasRenderingContext2D, xs: readonly number[], lines: readonly Line[], frame: Frame,
+): void {
+  context.lineWidth = 1.6;
+  for (const { colour, dash, values } of lines) {
+    context.strokeStyle = colour;
+    context.setLineDash(dash);
+    context.beginPath();
+    for (let i = 0; i + 1 < xs.length; i++) {
+      if (values[i] == null) continue;
+      const y = frame.y(values[i]!);
+      if (i === 0 || values[i - 1] == null) context.moveTo(frame.x(xs[i]!), y);
+      else context.lineTo(frame.x(xs[i]!), y);
+      context.lineTo(frame.x(xs[i + 1]!), y);
+    }
+    context.stroke();
+  }
+  context.setLineDash([]);
+}
+
+const AXIS_FONT = "12px system-ui, sans-serif";
+/** The least pixels between two events of the axis. */
+const SPACE = 140;
+
+/**
+ * Draw a grid with round sizes, and round numbers of events.
+ *
+ * @param offset What to add to an entry for the number of its event.
+ * @param text The text of an entry.
+ */
+export function drawAxes(
+  context: CanvasRenderingContext2D, frame: Frame, offset: number,
+  text: (entry: number, isFirst: boolean) => string,
+): void {
+  const { width, height } = frame;
+  context.font = AXIS_FONT;
+  const write = (words: string, x: number, y: number, line: [number, number, number, number]): void => {
+    context.fillStyle = ink().grid;
+    context.fillRect(...line);
+    context.fillStyle = ink().faint;
+    context.fillText(words, x, y);
+  };
+  context.textAlign = "right";
   context.textBaseline = "middle";
-  const [xs] = plot.data;
-  const taken: { left: number; right: number; y: number }[] = [];
-  for (const [i, series] of plot.series.entries()) {
-    const values = plot.data[i];
-    if (i === 0 || !series.show || !values) continue;
-    const text = String(series.label);
-    const width = context.measureText(text).width + 6;
-    // From the right, the first place without another name.
-    for (let at = xs.length - 1; at >= 0; at -= Math.max(1, xs.length >> 5)) {
-      const value = values[at];
-      const left = Math.min(frame.width, frame.x(xs[at]!)) - width;
-      if (value == null || left < 0) continue;
-      const y = Math.max(8, frame.y(value) - 9);
-      const isTaken = taken.some((one) =>
-        Math.abs(one.y - y) < 15 && left < one.right && one.left < left + width);
-      if (isTaken) continue;
-      taken.push({ left, right: left + width, y });
-      context.globalAlpha = 0.85;
-      context.fillStyle = ink().paper;
-      context.fillRect(left, y - 7, width, 14);
-      context.globalAlpha = 1;
-      context.fillStyle = i === 1 ? ink().reserved : ink().limit;
-      context.fillText(text, left + 3, y);
-      break;
-    }
+  for (const bytes of byteSplits(frame.top)) {
+    const y = Math.round(frame.y(bytes));
+    write(size(bytes), -9, y, [-5, y, width + 5, 1]);
   }
+  context.textAlign = "left";
+  context.textBaseline = "top";
+  const [first, last] = [frame.entry(0) + offset, frame.entry(width) + offset];
+  const least = Math.max(1, ((last - first) * SPACE) / width);
+  const unit = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map((each) => each * unit).find((each) => each >= least)!;
+  let isFirst = true;
+  for (let event = Math.max(0, Math.ceil(first / step) * step); event <= last; event += step) {
+    const entry = event - offset;
+    if (entry < 1) continue; // an event takes effect at the entry after it
+    const x = Math.round(frame.x(entry));
+    const words = text(entry, isFirst);
+    const left = x - context.measureText(words).width / 2;
+    if (left + 2 * (x - left) > width + RIGHT) break;
+    write(words, left, height + 7, [x, 0, 1, height + 4]);
+    isFirst = false;
+  }
+}
+
+/** Return round sizes up to a maximum: about five. */
+function byteSplits(max: number): number[] {
+  const unit = 1024 ** Math.floor(Math.log(Math.max(1, max)) / Math.log(1024));
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 256, 512].map((step) => step * unit);
+  const step = steps.find((wide) => max / wide <= 6) ?? max;
+  const small = max / step < 2 ? step / 4 : step;
+  const found: number[] = [];
+  for (let at = 0; at <= max; at += small) found.push(at);
+  return found;
+}
+
+/** Place the names of lines above or below them. */
+export function placeLineNames(
+  labels: Labels, xs: readonly number[], lines: readonly Line[], frame: Frame,
+): void {
+  for (const { name: text, colour, values } of lines) {
+    const width = labels.width(text);
+    // From the right to the left; where the line is higher below the text, above that part.
+    const points: [number, number][] = [];
+    const stride = Math.max(1, xs.length >> 5);
+    for (let at = xs.length - 1; at >= 0; at -= stride) {
+      const left = Math.min(frame.width, frame.x(xs[at]!)) - width;
+      let highest = frame.height;
+      let lowest = 0;
+      for (let j = at; j >= 0 && xs[j]! >= frame.entry(left); j--) {
+        if (values[j] == null) continue;
+        highest = Math.min(highest, frame.y(values[j]!));
+        lowest = Math.max(lowest, frame.y(values[j]!));
+      }
+      if (values[at] != null) points.push([left, highest - LABEL - 2], [left, lowest + 2]);
+    }
+    labels.place(text, colour, points);
+  }
+}
+
+/** Place a text above the plot, or else at its upper edge, as far right as there is room. */
+export function placeAtTop(labels: Labels, text: string, colour: string, frame: Frame): void {
+  const points: [number, number][] = [];
+  for (const y of [1 - STRIP, 1]) {
+    for (let x = frame.width - labels.width(text); x >= 0; x -= 8) points.push([x, y]);
+  }
+  labels.place(text, colour, points);
 }
 
 /** Shade every second step over the height of the plot. */
@@ -179,49 +258,60 @@ const MARK_TEXTS: Readonly<Record<string, string>> = {
   exact: "Before: at least this much",
 };
 
-/** Mark the peak, out-of-memory errors and the end, with lines and names. */
-export function drawMarks(
-  context: CanvasRenderingContext2D,
-  device: Device,
-  allocated: Float64Array,
-  frame: Frame,
-): void {
-  const colours = ink();
-  context.font = "600 11px system-ui, sans-serif";
-  context.textBaseline = "top";
-  // Out-of-memory errors come first, so that their names take the place.
-  const marks: { event: number; kind: string }[] = [...device.marks];
-  if (device.exact_from > 0) marks.push({ event: device.exact_from - 1, kind: "exact" });
-  marks.sort((a, b) => Number(b.kind === "oom") - Number(a.kind === "oom"));
-  const taken: [number, number, number][] = [];
-  for (const mark of marks) {
-    const x = frame.x(mark.event + 1);
+type MarkOfPlot = { event: number; kind: string };
+
+/** Return the moments with a line: marks, and the one from which sizes are exact. */
+function marksOf(device: Device): MarkOfPlot[] {
+  return device.exact_from > 0
+    ? [...device.marks, { event: device.exact_from - 1, kind: "exact" }] : device.marks;
+}
+
+/** Draw a line at the peak, out-of-memory errors and the end. */
+export function drawMarks(context: CanvasRenderingContext2D, device: Device, frame: Frame): void {
+  for (const { event, kind } of marksOf(device)) {
+    const x = frame.x(event + 1);
     if (x < -1 || x > frame.width + 1) continue;
-    context.strokeStyle = context.fillStyle = mark.kind === "oom" ? colours.alarm : colours.text;
-    context.lineWidth = mark.kind === "oom" ? 2 : 1;
-    context.setLineDash(mark.kind === "oom" ? [] : [4, 3]);
+    context.strokeStyle = kind === "oom" ? ink().alarm : ink().text;
+    context.lineWidth = kind === "oom" ? 2 : 1;
+    context.setLineDash(kind === "oom" ? [] : [4, 3]);
     context.beginPath();
     context.moveTo(x, 0);
     context.lineTo(x, frame.height);
     context.stroke();
-    context.setLineDash([]);
-    const text =
-      mark.kind === "peak"
-        ? `Peak ${size(allocated[mark.event + 1] ?? 0)}`
-        : MARK_TEXTS[mark.kind]!;
-    const width = context.measureText(text).width + 6;
-    const left = x + width + 4 > frame.width ? x - width - 2 : x + 2;
-    let row = 0;
-    while (taken.some(([a, b, at]) => at === row && left < b && left + width > a)) row += 1;
-    if (row > 3) continue;
-    taken.push([left, left + width, row]);
-    context.globalAlpha = 0.85;
-    const fill = context.fillStyle;
-    context.fillStyle = colours.paper;
-    context.fillRect(left, 2 + row * 15, width, 14);
-    context.globalAlpha = 1;
-    context.fillStyle = fill;
-    context.fillText(text, left + 3, 3 + row * 15);
+  }
+  context.setLineDash([]);
+}
+
+/** The height above the plot that is free for the names of marks. */
+export const STRIP = LABEL + 2;
+/** Marks that are at most this many pixels apart have one label. */
+const NEAR = 4;
+/** The rows of names in the plot, where the strip is full: more would cover the curves. */
+const ROWS = 3;
+
+/** Place the names of the marks next to their lines: above the plot, or else stacked in it. */
+export function placeMarks(
+  labels: Labels, device: Device, allocated: Float64Array, frame: Frame,
+): void {
+  const groups: { x: number; texts: Set<string>; isOom: boolean }[] = [];
+  for (const { event, kind } of [...marksOf(device)].sort((a, b) => a.event - b.event)) {
+    const x = frame.x(event + 1);
+    if (x < -1 || x > frame.width + 1) continue;
+    let group = groups.at(-1);
+    if (!group || x - group.x > NEAR) groups.push((group = { x, texts: new Set(), isOom: false }));
+    group.isOom ||= kind === "oom";
+    group.texts.add(kind === "peak" ? `Peak ${size(allocated[event + 1] ?? 0)}` : MARK_TEXTS[kind]!);
+  }
+  // Out-of-memory errors come first, so that their names take the place.
+  groups.sort((a, b) => Number(b.isOom) - Number(a.isOom));
+  for (const { x, texts, isOom } of groups) {
+    const place = (text: string): boolean => {
+      const sides = [x + 2, x - 2 - labels.width(text)];
+      const rows = Array.from({ length: ROWS + 1 }, (_, row) => row * (LABEL + 1) - STRIP + 1);
+      const points = rows.flatMap((y) => sides.map((left) => [left, y] as const));
+      return labels.place(text, isOom ? ink().alarm : ink().text, points);
+    };
+    if (!place([...texts].join(" · "))) for (const text of texts) place(text);
   }
 }
 
@@ -234,41 +324,33 @@ export function laneCount(device: Device): number {
   return (device.steps.length ? 1 : 0) + depth;
 }
 
-/** Draw the lanes: named intervals of steps and of phases. */
-export function drawLanes(context: CanvasRenderingContext2D, device: Device, frame: Frame): void {
-  const colours = ink();
-  context.font = "11px system-ui, sans-serif";
-  context.textBaseline = "middle";
+/** Draw the lanes: intervals of steps and of phases; these have colours if the areas have theirs. */
+export function drawLanes(
+  context: CanvasRenderingContext2D, device: Device, phases: Groups | null, frame: Frame,
+): void {
   const first = device.steps.length ? 1 : 0;
-  let drawn = -1;
-  const late: [string, number][] = [];
-  const lane = (row: number, begin: number, end: number, text: string, tint: number): void => {
+  const bounds = { left: 0, top: 0, right: frame.width, bottom: laneCount(device) * LANE };
+  const labels = new Labels(context, bounds);
+  const narrow: [string, number][] = [];
+  const lane = (row: number, begin: number, end: number, text: string, fill: string): void => {
     const [left, right] = [Math.max(0, frame.x(begin)), Math.min(frame.width, frame.x(end))];
     if (right <= 0 || left >= frame.width || right - left < 0.7) return;
-    context.fillStyle = row < first ? colours.grid : colourOf(tint);
-    context.globalAlpha = row < first ? 1 : 0.35;
+    context.fillStyle = fill;
     context.fillRect(left, row * LANE, Math.max(0.5, right - left - 1), LANE - 1);
-    context.globalAlpha = 1;
-    context.fillStyle = colours.text;
-    const width = context.measureText(text).width;
-    const isNarrow = width + 6 > right - left;
-    if (!isNarrow) context.fillText(text, left + 3, row * LANE + LANE / 2);
-    // Names of narrow steps are written over the next ones, where there is room.
-    else if (row < first && left >= drawn && left + width < frame.width) {
-      drawn = left + width + 10;
-      late.push([text, left + 3]);
-    }
+    if (labels.width(text) <= right - left) labels.place(text, ink().text, [[left, row * LANE]]);
+    else if (row < first) narrow.push([text, left]);
   };
   for (const [i, [step, begin]] of device.steps.entries()) {
     const end = device.steps[i + 1]?.[1] ?? device.events.count;
-    lane(0, begin + 1, end + 1, `step ${step}`, 0);
+    lane(0, begin + 1, end + 1, `step ${step}`, ink().grid);
   }
-  context.fillStyle = colours.text;
-  for (const [text, x] of late) context.fillText(text, x, LANE / 2);
-  const tints = new Map<string, number>();
-  for (const span of device.spans) {
-    if (!tints.has(span.name)) tints.set(span.name, tints.size % 11);
-    if (span.depth > 2) continue;
-    lane(first + span.depth, span.begin + 1, span.end + 1, span.name, tints.get(span.name)!);
+  const swatches = new Map(phases?.names.map((name, i) => [name, phases.swatch[i]!]));
+  for (const { name, depth, begin, end } of device.spans) {
+    const swatch = swatches.get(name);
+    const fill = swatch === undefined ? ink().grid : colourOf(swatch);
+    if (depth <= 2) lane(first + depth, begin + 1, end + 1, name, fill);
   }
+  // Names of narrow steps are written over the next ones, where there is room.
+  for (const [text, left] of narrow) labels.place(text, ink().text, [[left, 0]]);
+  labels.draw(context, phases ? ink().paper : "transparent");
 }

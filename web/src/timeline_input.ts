@@ -3,6 +3,9 @@
 import type { Selection } from "./selection.ts";
 import { moved, shown, zoomed } from "./zoom.ts";
 
+/** The pixels from which a press with a movement is a range, and not a click. */
+const LEAST_DRAG = 4;
+
 export interface Handlers {
   /** The pointer is at a point of the plot; null: it has left. */
   move(at: { x: number; y: number } | null): void;
@@ -20,11 +23,24 @@ export function listen(
   handlers: Handlers,
 ): void {
   const interval = (): [number, number] => shown(selection.state.zoom, entries);
-  over.addEventListener("mousemove", (event) =>
-    handlers.move({ x: event.offsetX, y: event.offsetY }),
-  );
-  over.addEventListener("mouseleave", () => handlers.move(null));
-  over.addEventListener("click", (event) => handlers.click(event.offsetX, event.offsetY));
+  let pressed: number | null = null; // the x at which the pointer was pressed
+  let isDragged = false;
+  over.addEventListener("pointerdown", (event) => {
+    pressed = event.offsetX;
+    isDragged = false;
+    over.setPointerCapture(event.pointerId);
+  });
+  over.addEventListener("pointermove", (event) => {
+    handlers.move({ x: event.offsetX, y: event.offsetY });
+    if (pressed === null || !event.buttons) return;
+    isDragged ||= Math.abs(event.offsetX - pressed) > LEAST_DRAG;
+    const ends = [pressed, event.offsetX].map(handlers.entryAt) as [number, number];
+    if (isDragged) selection.update({ range: [Math.min(...ends), Math.max(...ends)] });
+  });
+  over.addEventListener("pointerleave", () => handlers.move(null));
+  over.addEventListener("click", (event) => {
+    if (!isDragged) handlers.click(event.offsetX, event.offsetY);
+  });
   over.addEventListener("dblclick", () => selection.update({ zoom: null, range: null }));
   over.addEventListener(
     "wheel",

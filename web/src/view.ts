@@ -13,19 +13,26 @@ export function drawWhenNeeded(
   selection: Selection,
   draw: () => void,
 ): () => void {
-  let asked = false;
-  const request = (): void => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      if (root.isConnected && root.offsetParent !== null) draw();
-    });
-  };
+  const request = oncePerFrame(() => {
+    if (root.isConnected && root.offsetParent !== null) draw();
+  });
   selection.subscribe(request);
   new ResizeObserver(request).observe(root);
   request();
   return request;
+}
+
+/** Return a function that calls another one once, before the next frame is drawn. */
+export function oncePerFrame(draw: () => void): () => void {
+  let isAsked = false;
+  return () => {
+    if (isAsked) return;
+    isAsked = true;
+    requestAnimationFrame(() => {
+      isAsked = false;
+      draw();
+    });
+  };
 }
 
 /** Make an element with attributes, and children: texts (never read as HTML) or elements. */

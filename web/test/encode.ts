@@ -1,9 +1,8 @@
-/** The opposite of decode.ts: what Python does, for tests and for pages of synthetic traces. */
+/** The opposite of decode.ts: what Python does. */
 
 import { deflateSync } from "node:zlib";
-import { readFileSync } from "node:fs";
 import type { Col } from "../src/decode.ts";
-import type { FileData, Page } from "../src/model.ts";
+import type { FileData } from "../src/model.ts";
 
 type Typed = Uint8Array | Uint16Array | Uint32Array | Int32Array | Float64Array;
 
@@ -56,17 +55,4 @@ export function encodeBuffer(file: FileData): ArrayBuffer {
 /** Return the text of the data element of a file. */
 export function encodeText(file: FileData): string {
   return deflateSync(new Uint8Array(encodeBuffer(file))).toString("base64");
-}
-
-/** Fill the template as Python does. */
-export function pageHtml(template: string, page: Page, files: FileData[]): string {
-  const json = JSON.stringify(page).replaceAll("<", "\\u003c");
-  const scripts = [
-    `<script type="application/json" id="pytracer-page">${json}</script>`,
-    ...files.map(
-      (file, i) =>
-        `<script type="application/octet-stream" id="pytracer-data-${i}">${encodeText(file)}</script>`,
-    ),
-  ];
-  return readFileSync(template, "utf8").replace("<!-- pytracer:data -->", () => scripts.join("\n"));
 }

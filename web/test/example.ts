@@ -5,7 +5,7 @@
  * Sizes and lifetimes come from a seeded generator, so that each run makes the same trace.
  */
 
-import type { Device, FileData, FileEntry, Page } from "../src/model.ts";
+import type { Device, FileData } from "../src/model.ts";
 import { usageOf } from "../src/usage.ts";
 import { ACTIONS, KIB, MIB, OOM, Recorder, SNAPSHOT } from "./recorder.ts";
 
@@ -201,11 +201,13 @@ function fileOf(recorder: Recorder, name: string): FileData {
     path: `${name}.pickle`,
     strings,
     actions: ACTIONS,
+    stack_depth: 0,
     frames: {
       count: frames,
       filename: Uint32Array.from({ length: frames }, (_, i) => (i ? 2 + 2 * i : 2)),
       name: Uint32Array.from({ length: frames }, (_, i) => (i ? 1 + 2 * i : 1)),
       line: Uint32Array.from({ length: frames }, (_, i) => (i ? SITES[i - 1]![2] : 160)),
+      is_program: new Uint8Array(frames).fill(1),
     },
     stacks: {
       count: frames,
@@ -231,56 +233,4 @@ function fileOf(recorder: Recorder, name: string): FileData {
   if (oom >= 0) device.marks.push({ event: oom, kind: "oom", text: "out of memory: 600 MiB" });
   device.marks.push({ event: events.length - 1, kind: "end", text: "end of the trace" });
   return file;
-}
-
-/** Return the page of some files, whose data is in elements that `pageHtml` makes. */
-export function pageOf(files: FileData[]): Page {
-  const entries = files.map((file, i): FileEntry => {
-    const usage = usageOf(file, file.devices[0]!);
-    const curve = (column: Float64Array): number[] => {
-      const points = Math.min(300, column.length);
-      const found = new Array<number>(points).fill(0);
-      for (let e = 0; e < column.length; e++) {
-        const at = Math.floor((e / column.length) * points);
-        found[at] = Math.max(found[at]!, column[e]!);
-      }
-      return found;
-    };
-    const [allocated, reserved] = [curve(usage.allocated), curve(usage.reserved)];
-    return {
-      name: file.path,
-      rank: i,
-      verdict: i ? "" : "No out-of-memory error was recorded.",
-      peak_bytes: Math.max(...allocated),
-      peak_reserved_bytes: Math.max(...reserved),
-      capacity_bytes: file.devices[0]!.capacity_bytes,
-      ooms: file.devices[0]!.marks.filter((mark) => mark.kind === "oom").length,
-      curve: { allocated, reserved },
-      data: `pytracer-data-${i}`,
-    };
-  });
-  return {
-    format: 1,
-    title: `pytracer: ${files[0]!.path}`,
-    pytracer: "0.0.0",
-    created: "2026-01-01T00:00:00Z",
-    left_out: [],
-    verdict: {
-      heading: "metrics.py:18 log_metrics holds memory from step to step",
-      lines: ["Its blocks grow by 6 MiB in each step and are never freed."],
-      commands: ["pytracer show run.pickle --leaks"],
-      is_leak: true,
-    },
-    files: entries,
-    difference:
-      files.length < 2
-        ? null
-        : {
-            sentence: "The run's peak is 96 MiB larger than the baseline's.",
-            rows: [
-              { site: "metrics.py:18 log_metrics", before_bytes: 0, after_bytes: 96 * MIB },
-              { site: "model.py:77 attention", before_bytes: 310 * MIB, after_bytes: 300 * MIB },
-            ],
-          },
-  };
 }

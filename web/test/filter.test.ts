@@ -2,20 +2,22 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { addressRanges, parseFilter, valueOf, withValue } from "../src/filter_terms.ts";
-import { filterRows, stackSearch, type FilterSource } from "../src/row_filter.ts";
+import { filterRows, type FilterSource } from "../src/row_filter.ts";
+import { stackSearch } from "../src/search.ts";
 
 const BASE = 0x7f0000000000n;
 
 // Stack 1: train.py:3 → model.py:10. Stack 2: data.py:7. Stack 3: C++, of the forward stack 1.
-const stacksWith = stackSearch({
+const stacks = {
   count: 4,
   offsets: Uint32Array.of(0, 0, 2, 3, 4),
   frame: Uint32Array.of(1, 0, 2, 3),
-  frames: ["train.py:3 main", "model.py:10 forward", "data.py:7 load", "at::empty"],
   forward: Uint32Array.of(0, 0, 0, 1),
   site: Uint32Array.of(0, 1, 2, 3),
-  sites: ["(not known)", "model.py:10 forward", "data.py:7 load", "backward of Forward (Mul)"],
-});
+};
+const sites = ["(not known)", "model.py:10 forward", "data.py:7 load", "backward of Forward (Mul)"];
+const stacksWith = stackSearch(
+  { stacks, sites } as never, ["train.py:3 main", "model.py:10 forward", "data.py:7 load", "at::empty"]);
 
 const addresses = [0, 512, 1024, 0x1000, NaN];
 const source: FilterSource = {

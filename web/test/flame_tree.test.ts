@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { NO_STACK, flameBoxes, flameTree, matchedBytes, type FlameNode } from "../src/flame_tree.ts";
+import {
+  CUT, NO_STACK, flameBoxes, flameTree, matchedBytes, pathsOf, type FlameNode,
+} from "../src/flame_tree.ts";
 import { random } from "./example.ts";
 
 const next = random(5);
@@ -15,12 +17,16 @@ for (let stack = 1; stack < STACKS; stack++) {
 }
 offsets[STACKS] = frames.length;
 const stacks = { offsets, frame: Uint32Array.from(frames) };
+const file = { stacks, frames: { is_program: Uint8Array.of(1, 0, 1, 0) }, stack_depth: 0 };
 const COUNT = 5000;
 const sizeBytes = Float64Array.from({ length: COUNT }, () => 512 * (1 + Math.floor(next() * 4000)));
 const stackOf = Uint32Array.from({ length: COUNT }, () => Math.floor(next() * STACKS));
+const columns = { size_bytes: sizeBytes, stack: stackOf };
 const blocks = Uint32Array.from({ length: COUNT }, (_, i) => i).filter((i) => i % 3 > 0);
 const total = blocks.reduce((sum, block) => sum + sizeBytes[block]!, 0);
-const tree = flameTree(blocks, sizeBytes, stackOf, stacks);
+const tree = flameTree(
+  blocks, columns, Uint8Array.from({ length: COUNT }, (_, i) => i % 5),
+  pathsOf(file as never, { hasLibraries: true, isInverted: false }));
 
 /** The bytes of all blocks whose stack begins, outermost first, with the node's frames. */
 function expectedBytes(node: FlameNode): number {
@@ -94,4 +100,19 @@ test("the bytes of a search count a block once, also with recursion", () => {
     return own.includes(wanted) ? sum + sizeBytes[block]! : sum;
   }, 0);
   assert.equal(matchedBytes(tree, (frame) => frame === wanted), expected);
+});
+
+test("a path has the program's frames, and says that a stack was cut", () => {
+  const of = (frame: number[], stack_depth: number, hasLibraries: boolean, isInverted: boolean) => {
+    const one = { offsets: Uint32Array.of(0, 0, frame.length), frame: Uint32Array.from(frame) };
+    const paths = pathsOf({ ...file, stacks: one, stack_depth } as never, { hasLibraries, isInverted });
+    return [paths(0), paths(1)];
+  };
+  assert.deepEqual(of([0, 1, 2, 3], 0, true, false), [[NO_STACK], [3, 2, 1, 0]]);
+  assert.deepEqual(of([0, 1, 2, 3], 0, false, false), [[NO_STACK], [2, 0]]);
+  assert.deepEqual(of([0, 1, 2, 3], 4, false, false), [[NO_STACK], [CUT, 2, 0]]);
+  assert.deepEqual(of([0, 1, 2, 3], 5, false, true), [[NO_STACK], [0, 2]]);
+  assert.deepEqual(of([0, 1, 2, 3], 4, true, true), [[NO_STACK], [0, 1, 2, 3, CUT]]);
+  // A stack without a frame of the program keeps all of them
+  assert.deepEqual(of([3, 1], 0, false, false), [[NO_STACK], [1, 3]]);
 });

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  ALLOCATED, FREED, NOT_YET, PENDING, lifeInSteps, stateAt, sumBlocks, unreleased,
+  ALLOCATED, FREED, NOT_YET, PENDING, lifeInSteps, stateAt, unreleased,
   type Lives,
 } from "../src/lives.ts";
 import { stepIndexAt } from "../src/model.ts";
@@ -33,15 +33,6 @@ test("a range finds what was allocated in it and is allocated at its end", () =>
   assert.deepEqual([...unreleased(lives, 0, 7)], [2, 3]); // 1 and 4 are freed by event 6
   assert.deepEqual([...unreleased(lives, 6, 12)], []);
   assert.deepEqual([...unreleased(lives, 5, 5)], []);
-});
-
-test("blocks are added up, also by group", () => {
-  const sums = sumBlocks([1, 2, 3, 4], lives.size_bytes, (block) => (block === 4 ? 7 : 1));
-  assert.deepEqual(sums, {
-    count: 4, bytes: 543, largest: 4, smallest: 2,
-    groups: [{ group: 7, bytes: 500, count: 1 }, { group: 1, bytes: 43, count: 3 }],
-  });
-  assert.equal(sumBlocks([], lives.size_bytes, () => 0).largest, -1);
 });
 
 test("the step of an event is the last one that began before", () => {

@@ -1,4 +1,4 @@
-// Compiles the tests, or the writer of an example page, by esbuild, and runs them under node.
+// Compiles the tests by esbuild, and runs them under node.
 import { spawnSync } from "node:child_process";
 import { readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -6,11 +6,8 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const folder = dirname(dirname(fileURLToPath(import.meta.url)));
-const [option, ...rest] = process.argv.slice(2);
-const isPage = option === "--page";
-const sources = isPage
-  ? ["test/page.ts"]
-  : readdirSync(join(folder, "test")).filter((name) => name.endsWith(".test.ts")).map((name) => `test/${name}`);
+const sources = readdirSync(join(folder, "test"))
+  .filter((name) => name.endsWith(".test.ts")).map((name) => `test/${name}`);
 await build({
   absWorkingDir: folder,
   entryPoints: sources,
@@ -19,9 +16,7 @@ await build({
   format: "esm",
   outdir: "build/test",
   outExtension: { ".js": ".mjs" },
-  external: ["uplot"],
 });
 const outputs = sources.map((name) => join("build", name.replace(/\.ts$/, ".mjs")));
-const command = isPage ? [...outputs, ...rest] : ["--test", ...outputs];
-const { status } = spawnSync(process.execPath, command, { cwd: folder, stdio: "inherit" });
+const { status } = spawnSync(process.execPath, ["--test", ...outputs], { cwd: folder, stdio: "inherit" });
 process.exit(status ?? 1);

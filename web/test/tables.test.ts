@@ -5,7 +5,7 @@ import { blockColumns, blockSource } from "../src/block_columns.ts";
 import { sortedRows } from "../src/difference.ts";
 import { eventRows, eventSource } from "../src/events_table.ts";
 import { parseFilter } from "../src/filter_terms.ts";
-import { flameTree } from "../src/flame_tree.ts";
+import { flameTree, pathsOf } from "../src/flame_tree.ts";
 import { framePlace } from "../src/frame_place.ts";
 import { layoutsOf } from "../src/layout.ts";
 import { activeAt } from "../src/lives.ts";
@@ -14,12 +14,12 @@ import { filterRows } from "../src/row_filter.ts";
 import { START, type State } from "../src/selection.ts";
 import { address, frameText } from "../src/text.ts";
 import { usageOf } from "../src/usage.ts";
-import { exampleFile, pageOf } from "./example.ts";
+import { exampleFile } from "./example.ts";
 
 const file = exampleFile("random", 4000, 3);
 const device = file.devices[0]!;
 const model: Model = {
-  page: pageOf([file]), file, device,
+  page: {} as never, file, device,
   usage: usageOf(file, device), layouts: layoutsOf(file, device),
 };
 const { blocks, events } = device;
@@ -113,7 +113,9 @@ test("the values to sort by follow the texts", () => {
 
 test("the flame graph of any moment has the active bytes of this moment", () => {
   for (let entry = 0; entry <= events.count; entry += 97) {
-    const tree = flameTree(activeAt(blocks, entry), blocks.size_bytes, blocks.stack, file.stacks);
+    const groups = new Uint8Array(blocks.count);
+    const paths = pathsOf(file, { hasLibraries: true, isInverted: false });
+    const tree = flameTree(activeAt(blocks, entry), blocks, groups, paths);
     assert.equal(tree.bytes, model.usage.active[entry]);
     const below = tree.children.reduce((sum, child) => sum + child.bytes, 0);
     assert.equal(below, tree.bytes);
@@ -125,6 +127,7 @@ test("the place of a frame has the last folder, the file and the line", () => {
   const frames = {
     count: 4, name: Uint32Array.of(1, 1, 1, 1),
     filename: Uint32Array.of(2, 3, 4, 0), line: Uint32Array.of(12, 0, 0, 0),
+    is_program: new Uint8Array(4),
   };
   const places = [0, 1, 2, 3].map((frame) => framePlace({ ...file, strings, frames }, frame));
   assert.deepEqual(places, ["models/llama.py:12", "train.py", "", ""]);

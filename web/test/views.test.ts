@@ -161,7 +161,7 @@ test("every byte of every segment has one place on the map", () => {
     const file = exampleFile(program, 6000);
     const layout = layoutsOf(file, file.devices[0]!).at(4000);
     for (const magnification of [1, 8, 256]) {
-      const rows = mapRows(layout, 900, magnification);
+      const rows = mapRows(layout, 900, 300, magnification);
       const pieces = rows.groups.flatMap((group) => group.pieces);
       for (const segment of layout.segments) {
         const parts = pieces.filter((piece) => piece.segment === segment);

@@ -9,6 +9,7 @@
 
 #include "holders/search.h"
 #include "python/registers.h"
+#include "record/code_watch.h"
 
 namespace py = pybind11;
 
@@ -83,10 +84,27 @@ std::vector<std::string> holders_of(const py::list& objects,
   return find_holders(objects.ptr(), all.ptr(), frames.ptr(), exceptions.ptr(), hidden, {time});
 }
 
+PyObject* g_call = nullptr;  // what call_when_seen() was given last; never destroyed
+
+// Has the main thread call `call` soon after an event whose stack has this code object, once.
+void call_when_seen(const py::object& code, const py::object& call) {
+  Py_XSETREF(g_call, call.inc_ref().ptr());
+  CodeWatch::start(code.ptr(), []() noexcept {
+    Py_AddPendingCall(
+        [](void*) {
+          PyObject* const result = PyObject_CallNoArgs(g_call);
+          Py_XDECREF(result);
+          return result != nullptr ? 0 : -1;  // an interrupt of the user
+        },
+        nullptr);
+  });
+}
+
 }  // namespace
 
 void register_objects(py::module_& core) {
   core.def("live_instances", &live_instances);
+  core.def("call_when_seen", &call_when_seen, py::arg("code"), py::arg("call"));
   core.def("holders_of", &holders_of, py::arg("objects"), py::arg("hidden"),
            py::arg("seconds"));
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "frames/code_objects.h"
+#include "record/code_watch.h"
 
 namespace pytracer {
 
@@ -156,6 +157,7 @@ void CallTree::set_used(uint32_t node, bool is_truncated) noexcept {
 uint32_t CallTree::intern_code(const void* pointer) noexcept {
   const uint32_t known = code_at(pointer);
   if (known != 0 || codes_.is_full() || !take(Interner<Code>::kItemBytes + kNameBytes)) return known;
+  CodeWatch::meet(pointer);
   return codes_.add({pointer, 0, 0, 0, 0, 0, false});
 }
 

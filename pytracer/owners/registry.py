@@ -22,6 +22,7 @@ from pytracer.owners.uses import note_modules, note_optimizer
 
 MAX_MODULES = 2**18  # how many modules, and optimizers, are known at most; later ones are counted
 _MAX_MAKERS = 1024
+_GATHERING = {"FSDPModule", "FullyShardedDataParallel"}
 
 
 class Registry:
@@ -60,6 +61,7 @@ class Registry:
             self._note_maker()
             self._noted_at = -1  # the live blocks may be new
             self._unnoted.update(map(id, self.optimizers()))
+            self._follow_calls()
             if self._handles:
                 return
             try:
@@ -94,6 +96,13 @@ class Registry:
         if not _is_being_imported():
             self.search()
         self.is_complete = True
+
+    def _follow_calls(self) -> None:
+        """Note what models have when one is called first, on a device that is recorded."""
+        module = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
+        code = getattr(getattr(module, "_call_impl", None), "__code__", None)
+        if code is not None:
+            _core.call_when_seen(code, self._called)
 
     def _end(self) -> None:
         for handle in self._handles:
@@ -140,6 +149,20 @@ class Registry:
                 note_modules(self.modules())
             note_optimizer(optimizer)
         except Exception:  # code of the program: a module or an optimizer that is not like torch's
+            self.dropped += 1
+
+    def _called(self) -> None:
+        """Note what models have: a program without an optimizer has no other moment for it.
+
+        In the forward pass, FSDP and ZeRO have memory of other ranks in place of parameters.
+        """
+        try:
+            self.search()
+            modules = self.modules()
+            kinds = {base.__name__ for kind in set(map(type, modules)) for base in kind.__mro__}
+            if kinds.isdisjoint(_GATHERING) and "deepspeed" not in sys.modules:
+                note_modules(modules)
+        except Exception:  # code of the program: a module that is not like torch's
             self.dropped += 1
 
     def _remember_names(self, optimizer: Any) -> None:

@@ -107,6 +107,8 @@ class Truth:
         def noting_call(model: nn.Module, x: Tensor, is_input: bool = True) -> Tensor:
             if is_input:
                 self.note(x, "input")
+            for buffer in model.buffers():  # a call may replace them
+                self.note(buffer, "buffer")
             y = call(model, x)
             self.note(y, "output")
             return y

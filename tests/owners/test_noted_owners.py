@@ -61,6 +61,36 @@ def test_a_file_after_the_program() -> None:
     assert noted_bytes(content) == program.sizes
 
 
+def infer(sizes: Counter[str]) -> None:
+    model = nn.Sequential(nn.Linear(50, 40), nn.BatchNorm1d(40), nn.Linear(40, 30)).eval()
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.ones(8, 50))
+    for kind, tensors in zip(KINDS, (model.parameters(), model.buffers()), strict=False):
+        sizes[kind] = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def test_a_program_without_an_optimizer() -> None:
+    # GIVEN an inference whose model is gone at its end
+    sizes: Counter[str] = Counter()
+    with pytracer.Tracer(device="cpu") as tracer:
+        infer(sizes)
+        content = tracer.snapshot()
+    # THEN what it had was noted when it was called
+    assert sizes["parameter"] > 0
+    assert noted_bytes(content) == sizes
+
+
+def test_a_call_notes_nothing_of_a_model_whose_parameters_are_gathered() -> None:
+    # GIVEN a class that has memory of other ranks in place of parameters while it is called
+    class FSDPModule(nn.Linear):
+        pass
+
+    with pytracer.Tracer(device="cpu") as tracer:
+        FSDPModule(50, 40)(torch.ones(8, 50))
+        assert not noted_bytes(tracer.snapshot())
+
+
 def test_events_that_the_ring_has_lost() -> None:
     # GIVEN a ring that has lost the allocations, and the steps in which they were noted
     program = Program()

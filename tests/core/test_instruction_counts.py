@@ -14,12 +14,12 @@ CASES = {
     "two paths, 25 frames": (2259, [25, 25]),
     "two paths, 84 frames, 64 kept": (5401, [64, 64]),
     "accelerator, without stacks": (449, []),
-    "accelerator, 5 frames": (812, [5, 5]),
-    "accelerator, 40 frames": (1364, [40, 40]),
+    "accelerator, 5 frames": (796, [5, 5]),
+    "accelerator, 40 frames": (1348, [40, 40]),
     "accelerator, 5 frames, forward stacks": (1051, [5, 5]),
     "accelerator, 5 frames, forward stacks, a new node": (1183, [5, 5]),
     "accelerator, 5 frames, forward stacks, in a node": (1083, [5, 5]),
-    "new stacks, 20 frames": (2253, [20] * 500),  # those of the 1,000 events in the ring
+    "new stacks, 20 frames": (1520, [20] * 500),  # those of the 1,000 events in the ring
 }
 COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
 

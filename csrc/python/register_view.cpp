@@ -31,7 +31,9 @@ std::set<std::pair<std::string, int64_t>> lines_in(
   std::set<std::pair<std::string, int64_t>> lines;
   std::unordered_map<std::string_view, bool> is_wanted;  // by file
   if (!view.stacks) return lines;
-  for (const auto& tree : view.stacks->generations()) {
+  StackTable::Generations generations = view.stacks->generations();
+  generations.insert(generations.end(), view.final_stacks.begin(), view.final_stacks.end());
+  for (const auto& tree : generations) {
     for (uint32_t id = 1; id <= tree->resolved_frames() && lines.size() < most; ++id) {
       const CallTree::Frame& frame = tree->frame(id);
       const std::string_view text = tree->text(tree->filename(frame));

@@ -110,7 +110,10 @@ uint32_t CallTree::intern_node(uint32_t outer, uint32_t frame, uint32_t path_has
 
 uint32_t CallTree::add(WalkMemo& walk) noexcept {
   uint32_t node = known_node(walk);
-  if (node == 0) node = intern_node(walk.base(), 0, PathHash::of_base(walk.base()));
+  if (walk.first_unknown() == 0) {
+    node = intern_node(walk.base(), 0, PathHash::of_base(walk.base()));
+    if (node != 0) __atomic_store_n(&last_base_, uint64_t{walk.base()} << 32 | node, __ATOMIC_RELAXED);
+  }
   bool has_hidden = false;
   for (uint32_t i = walk.first_unknown(); i < walk.size() && node != 0; ++i) {
     WalkMemo::Entry& entry = *walk.entry(i);

@@ -140,8 +140,11 @@ class CallTree {
   void add_flags(uint32_t node, uint32_t flags) noexcept;
   // The node around the first of the walk's entries that have none; 0: there is none.
   uint32_t known_node(const WalkMemo& walk) const noexcept {
-    const uint32_t first = walk.first_unknown(), base = walk.base();
-    return first != 0 ? walk.entry(first - 1)->node : find_node(base, 0, PathHash::of_base(base));
+    if (const uint32_t first = walk.first_unknown()) return walk.entry(first - 1)->node;
+    // Nearly all walks that begin anew have one base.
+    const uint64_t last = __atomic_load_n(&last_base_, __ATOMIC_RELAXED);
+    if (last >> 32 == walk.base()) return static_cast<uint32_t>(last);
+    return find_node(walk.base(), 0, PathHash::of_base(walk.base()));
   }
   // Whether a node is that of the walk's innermost frame. Gives the other entries nodes.
   bool holds(uint32_t node, WalkMemo& walk, uint32_t outer) const noexcept;
@@ -169,6 +172,7 @@ class CallTree {
   Interner<Node> nodes_;
   InternTable names_;
   uint32_t last_node_ = 0;  // nodes_.count(), for has()
+  uint64_t last_base_ = 0;  // a base that add() had, and its node in the lower half
   uint64_t bytes_ = 0;     // of everything, at most max_bytes_
   uint64_t reserved_ = 0;  // for copies
   uint64_t used_ = 0, truncated_ = 0;

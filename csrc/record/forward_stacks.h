@@ -10,8 +10,8 @@
 // 3. Bounded: tables for kTables threads, of 1 MiB each, committed as they fill. When all are taken,
 //    a new thread gets the oldest table of a thread that has ended. If there is none, the nodes of
 //    the new thread stay unknown.
-// 4. A collection may give a stack's id to another stack. So each table belongs to an era of the
-//    stack table, which ends when a collection begins. A reader finds nothing of another era.
+// 4. A stack of an old generation may be gone. So each table belongs to an era of the stack table, which
+//    ends when a new generation begins. A reader finds nothing of another era.
 // 5. Never destroyed, as the recorder.
 #pragma once
 

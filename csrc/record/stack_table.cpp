@@ -55,7 +55,8 @@ uint32_t StackTable::intern_backward(const Backward& backward) noexcept {
 void StackTable::note_added(bool is_dropped) noexcept {
   dropped_ += is_dropped;
   dropped_since_ += is_dropped;
-  if (!current_->has_less_than(16) || old_) return;
+  // The new generation has what is left for the frames and names of what runs, until all is copied.
+  if (!current_->has_less_than(4) || old_) return;
   const uint64_t added = current_->last_stack() - first_added_ + dropped_since_;
   const uint64_t worth = current_->size() / 8 + looked_at_.load(std::memory_order_relaxed) / 32;
   if (added >= worth) wanted_.store(true, std::memory_order_relaxed);
@@ -175,14 +176,18 @@ void StackTable::code_destroyed(const void* pointer) noexcept {
 }
 
 void StackTable::resolve() {
-  std::vector<std::shared_ptr<CallTree>> trees;
-  {
-    std::lock_guard lock(mutex_);
-    for (const std::weak_ptr<CallTree>& each : known_) {
-      if (auto tree = each.lock()) trees.push_back(std::move(tree));
+  // A generation that begins meanwhile may have copies of frames that were not read yet.
+  for (uint64_t read = 0;;) {
+    std::vector<std::shared_ptr<CallTree>> trees;
+    {
+      std::lock_guard lock(mutex_);
+      if (std::exchange(read, generations_) == generations_) return;
+      for (const std::weak_ptr<CallTree>& each : known_) {
+        if (auto tree = each.lock()) trees.push_back(std::move(tree));
+      }
     }
+    for (const auto& tree : trees) tree->resolve(mutex_);
   }
-  for (const auto& tree : trees) tree->resolve(mutex_);
 }
 
 StackTable::Stats StackTable::stats() const {

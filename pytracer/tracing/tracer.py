@@ -267,7 +267,7 @@ class Tracer(LiveAnswers):
         """Return the frames of a `stack` of `events()`, innermost first: dicts as in a snapshot.
 
         The number belongs to the last call of `events()`, or to an earlier array that still exists.
-        Numbers of arrays that are gone may be given to other stacks.
+        A deep stack, of more than `stack_depth` frames, may have several numbers.
 
         Raises:
             IndexError: This tracer has no such stack. Stack 0 means no stack, and has no frames.

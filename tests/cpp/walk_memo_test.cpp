@@ -120,7 +120,7 @@ void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
 }  // namespace
 
 TEST(walk_memo_keys_depend_on_the_innermost_frames) {
-  for (unsigned seed = 0; seed < 8; ++seed) {
+  for (unsigned seed = 0, seeds = amount(2, 8); seed < seeds; ++seed) {
     check_keys(seed, 1, 20);
     check_keys(seed, 5, 4);
     check_keys(seed, 5, 12);

@@ -34,7 +34,7 @@ def environment(**changes: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTRACER", "PYTEST_")) and name != "RANK"
+        if not name.startswith(("PYTRACER", "PYTEST_", "TORCHINDUCTOR_")) and name != "RANK"
     }
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
@@ -132,6 +132,7 @@ READ_LATE = (
     *("PYTORCH_", "PYTRACER", "SIMULATED_CAPACITY_MB", "SIMULATED_NVML"),
     *("RANK", "WORLD_SIZE", "COLUMNS"),
     *("TORCH_CUBLAS_WORKSPACE_CACHE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"),
+    *("HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"),  # of packages that torch does not import
     *("EARLY", "ENTRIES", "OUTPUT", "PART", "REMEDY"),  # options of the tests' programs
 )
 """How the variables begin that a program, or `warm_python.prepare`, reads after torch's import."""

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from amount import amount
 from processes import Done, environment, run
 
 PROGRAM = """
@@ -204,7 +205,7 @@ def snapshots():
 threads = [threading.Thread(target=snapshots) for _ in range(2)]
 for thread in threads:
     thread.start()
-for _ in range(20):
+for _ in range(int(sys.argv[2])):
     # WHEN a child traces all devices, and the device that it cannot use
     child = os.fork()
     if child == 0:
@@ -223,7 +224,7 @@ for thread in threads:
     thread.join()
 print("fine")
 """
-    done = run(program, backend, cwd=tmp_path)
+    done = run(program, backend, amount(6, 20), cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
 
 

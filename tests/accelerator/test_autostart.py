@@ -30,13 +30,19 @@ ORDERS = {
     "torch_npu late, by hand": ("import torch\nx = torch.empty(3000)\nimport torch_npu", EXPLICIT),
 }
 
+IN_LONG = "torch_npu after, by hand"
+"""The order that "torch_npu late, by hand" includes."""
+
 
 @pytest.fixture
 def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return processes.installed(tmp_path_factory.mktemp("installed"))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(name, marks=pytest.mark.long if name == IN_LONG else ()) for name in ORDERS],
+)
 def test_the_device_is_found(backend: str, tmp_path: Path, env: dict[str, str], order: str) -> None:
     # GIVEN torch, and torch_npu, imported in some order, by torch's autoload or explicitly
     imports, variables = ORDERS[order]
@@ -82,7 +88,13 @@ def test_tracing_and_the_patch_are_separate_switches(
     assert len([*tmp_path.rglob("*.pickle")]) == (switch == "PYTRACER")
 
 
-@pytest.mark.parametrize("visible", ["0", ""], ids=["one before", "none before"])
+@pytest.mark.parametrize(
+    "visible",
+    [
+        pytest.param("0", id="one before", marks=pytest.mark.long),
+        pytest.param("", id="none before"),
+    ],
+)
 def test_devices_that_become_visible_late(
     backend: str, tmp_path: Path, env: dict[str, str], visible: str
 ) -> None:

@@ -22,7 +22,11 @@ OFF, ON = "expandable_segments:False", "expandable_segments:True"
 # Batches grow, and each leaves a small block. Without expandable segments, the next batch does not
 # fit into the segments of the previous ones. The program may use 1 GiB of the device.
 TRAINING = """
-import json, sys, torch
+import json, sys, types, torch
+# The first optimizer would import torch's compiler, in 2 seconds.
+torch._dynamo = sys.modules["torch._dynamo"] = types.SimpleNamespace(
+    disable=lambda function, *_, **__: function, graph_break=lambda: None
+)
 backend = sys.argv[1]
 if backend == "npu":
     import torch_npu

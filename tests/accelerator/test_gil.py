@@ -27,8 +27,14 @@ PAIR = ["alloc", "free_requested", "free_completed"]
 
 
 @pytest.fixture(scope="module")
-def extension(tmp_path_factory: pytest.TempPathFactory) -> Extension:
-    return Extension(tmp_path_factory.mktemp("extension"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the compiled library."""
+    return tmp_path_factory.mktemp("extension")
+
+
+@pytest.fixture(scope="module")
+def extension(folder: Path) -> Extension:
+    return Extension(folder)
 
 
 @contextmanager
@@ -178,7 +184,7 @@ backend, rounds = sys.argv[1], int(sys.argv[2])
 faulthandler.dump_traceback_later(600, exit=True)  # needs no GIL
 sys.setswitchinterval(1e-4)
 getattr(torch, backend).init()
-extension = Extension(Path.cwd())
+extension = Extension(Path(sys.argv[3]), is_compiled=True)
 ended = threading.Event()
 done = [0, 0]
 
@@ -227,11 +233,11 @@ print("done", done, f"{len(read)} of {len(traces)} traces")
 """
 
 
-@pytest.mark.usefixtures("two_devices")
-def test_no_deadlock(backend: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("two_devices", "extension")
+def test_no_deadlock(backend: str, folder: Path, tmp_path: Path) -> None:
     # WHEN snapshots are taken while threads allocate, some without the GIL and some that hold it
     try:
-        done = processes.run(ROUNDS, backend, amount(300, 1_500), cwd=tmp_path)
+        done = processes.run(ROUNDS, backend, amount(100, 1_500), folder, cwd=tmp_path)
     except subprocess.TimeoutExpired as expired:
         pytest.fail(f"{expired}: {expired.stderr!r}")
     # THEN no thread hangs, and no event is missing

@@ -18,10 +18,11 @@ import pytest
 import simulated
 from accelerator import parity
 from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity, normalised
+from amount import amount
 from processes import HANG_S
 
 PROGRAM = Path(__file__).with_name("parity_process.py")
-EVENTS = 45_000
+EVENTS = amount(24_000, 45_000)
 PARTS = 3
 CONFIGURATIONS = [
     pytest.param({"seed": 21, "expandable": "toggled", "context": "all", "depth": 32}, id="all"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from amount import amount
 from torch.nn import functional
 
 import pytracer
@@ -186,7 +187,7 @@ def changing_threads() -> None:
     with pytracer.Tracer(device="cuda") as tracer:
         for thread in threads:
             thread.start()
-        found = [len(workspaces(tracer.snapshot())) for _ in range(30)]
+        found = [len(workspaces(tracer.snapshot())) for _ in range(amount(12, 30))]
         ended.set()
         for thread in threads:
             thread.join()

@@ -64,12 +64,12 @@ FORMS = {
         [1000],
     ),
 }
-QUICK = ("script", "command", "fork")
+QUICK = ("command", "fork")
 LONG = (
-    *("module", "standard input", "another Python", "os.fork", "no device used"),
-    *("forkserver", "torch's spawn", "loader, spawn", "loader, forkserver"),
+    *("script", "module", "standard input", "another Python", "os.fork", "no device used"),
+    *("forkserver", "torch's spawn", "loader, spawn", "loader, forkserver", "torchrun"),
 )
-"""The forms that start like another form, or take longest."""
+"""The forms that start like another form or test, or take longest."""
 
 
 def forms(*names: str) -> pytest.MarkDecorator:

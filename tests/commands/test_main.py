@@ -169,7 +169,7 @@ def test_the_example(env: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_example_of_memory_by_module(env: dict[str, str], tmp_path: Path) -> None:
     # WHEN the example runs, and its snapshot is reported
-    done = run(str(EXAMPLES / "memory_by_module.py"), env=env, cwd=tmp_path)
+    done = processes.run_python(EXAMPLES / "memory_by_module.py", cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     text = run("-m", "pytracer", "show", "gpt.pickle", env=env, cwd=tmp_path).stdout
     # THEN the first lines report what fills the memory, which module holds most, and what may help

@@ -167,5 +167,10 @@ def test_it_does_nothing_unless_used(variable: str, tmp_path: Path) -> None:
         check=False,
     )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_markers_are_listed(tmp_path: Path) -> None:
+    entries = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
+    plugin = [] if "pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
     listed = processes.run_python("-m", "pytest", *plugin, "--markers", cwd=tmp_path).stdout
     assert "@pytest.mark.max_device_memory(limit, *, device=None):" in listed

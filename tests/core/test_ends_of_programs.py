@@ -37,7 +37,7 @@ def down(depth=50, held=torch.empty(4000)):
 down()
 """
     # WHEN it ends
-    done = run(program, cwd=tmp_path)
+    done = run(program, cwd=tmp_path, is_finalised=True)
     # THEN its exit status and error are unchanged, and the snapshot has the live blocks
     assert done.returncode == code
     assert message in done.stderr
@@ -66,7 +66,7 @@ with Tracer("parent.pickle"):
     assert child.exitcode == 0
 """
     # WHEN it ends
-    done = run(program, cwd=tmp_path)
+    done = run(program, cwd=tmp_path, is_finalised=True)
     # THEN its snapshot is written, although such a child does not run the usual exit callbacks
     assert (done.returncode, done.stderr) == (0, "")
     assert files(tmp_path) == ["child.pickle", "parent.pickle"]
@@ -108,7 +108,7 @@ for tensor in tensors:
     call_at_exit(cpu.aoti_torch_delete_tensor_object, tensor)
 """
     # WHEN it is freed by an exit handler of C
-    done = run(program, cwd=tmp_path)
+    done = run(program, cwd=tmp_path, is_finalised=True)
     # THEN the process ends normally
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "freed\n")
     assert live_sizes(load(tmp_path / "snapshot.pickle")) == [4000, 8000]

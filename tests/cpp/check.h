@@ -3,6 +3,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+
+// Returns how much a statistical test does: a short form in `make test`, a long one in `make test-long`.
+inline int amount(int short_form, int long_form) {
+  const char* is_long = std::getenv("LONG_TESTS");
+  return is_long != nullptr && std::strcmp(is_long, "1") == 0 ? long_form : short_form;
+}
 
 void register_test(const char* name, void (*body)());
 

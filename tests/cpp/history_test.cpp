@@ -174,7 +174,8 @@ TEST(arrays_with_any_content) {
   std::mt19937_64 random(6);
   const auto below = [&](uint64_t end) { return random() % end; };
   int fitting = 0;
-  for (int round = 0; round < 20000; ++round) {
+  const int rounds = amount(5000, 20000);
+  for (int round = 0; round < rounds; ++round) {
     // Possible events of a device: blocks at separate addresses, in segments that come and go.
     Arrays arrays;
     const bool is_expandable = below(2) == 0;
@@ -242,5 +243,5 @@ TEST(arrays_with_any_content) {
     }
   }
   std::printf("  %d fit\n", fitting);
-  CHECK(fitting > 4000 && fitting < 16000);
+  CHECK(fitting > rounds / 5 && fitting < rounds - rounds / 5);
 }

@@ -156,7 +156,7 @@ void check_paths(unsigned seed, uint32_t depth, size_t most_calls) {
 }  // namespace
 
 TEST(walk_memo_has_the_paths_of_the_innermost_frames) {
-  for (unsigned seed = 0; seed < 8; ++seed) {
+  for (unsigned seed = 0, seeds = amount(2, 8); seed < seeds; ++seed) {
     check_paths(seed, 1, 20);
     check_paths(seed, 5, 4);
     check_paths(seed, 5, 12);

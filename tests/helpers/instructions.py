@@ -35,7 +35,7 @@ from processes import environment
 
 from pytracer import _core
 
-PAIRS, RING, DEPTH, STACK_BYTES = 2_000, 1_000, 64, 2**25
+PAIRS, RING, DEPTH, STACK_BYTES = 500, 1_000, 64, 2**25
 ADDRESS = 0x1000
 
 

@@ -346,6 +346,8 @@ class Recordings:
 
 def serve(device: str) -> None:
     """Record a case for each line of the standard input, and print its exit status."""
+    import torch._dynamo  # noqa: F401 - each fork's optimizer would import it, in 2 seconds
+
     if device == "npu":
         import torch_npu  # noqa: F401
     for line in sys.stdin:

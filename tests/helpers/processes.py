@@ -34,7 +34,7 @@ def environment(**changes: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTRACER", "PYTEST_")) and name != "RANK"
+        if not name.startswith(("PYTRACER", "PYTEST_", "TORCHINDUCTOR_")) and name != "RANK"
     }
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
@@ -76,10 +76,13 @@ def run(
     env: dict[str, str] | None = None,
     timeout: int = HANG_S,
     new: bool = False,
+    is_finalised: bool = False,
 ) -> Done:
     """Run the text of a program, written to a file in `cwd`, to its end."""
     options = _command(program, arguments, cwd)[1:]
-    return run_python(*options, cwd=cwd, env=env, timeout=timeout, new=new)
+    return run_python(
+        *options, cwd=cwd, env=env, timeout=timeout, new=new, is_finalised=is_finalised
+    )
 
 
 def run_python(
@@ -88,6 +91,7 @@ def run_python(
     env: dict[str, str] | None = None,
     timeout: int = HANG_S,
     new: bool = False,
+    is_finalised: bool = False,
 ) -> Done:
     """Run Python with these arguments to its end; the end line is taken out of its stderr.
 
@@ -100,6 +104,8 @@ def run_python(
         new: Whether it runs in a new process, in place of a fork of `warm_python()`. A program
             that is started with variables of Python's or torch's import, or with options, always
             does.
+        is_finalised: Whether the interpreter is finalised at the end of a fork, as it is in a new
+            process.
     """
     command = [*map(str, arguments)]
     if command[:2] == list(FORKS_MAY_WARN):
@@ -117,12 +123,18 @@ def run_python(
             check=False,
         )
     else:
-        done = warm_python().run(command, str(cwd), changes, timeout)
+        done = warm_python().run(command, str(cwd), changes, timeout, is_finalised)
     done.stderr = without_end_line(done.stderr)
     return done
 
 
-READ_LATE = ("PYTORCH_", "PYTRACER", "SIMULATED_CAPACITY_MB", "SIMULATED_NVML")
+READ_LATE = (
+    *("PYTORCH_", "PYTRACER", "SIMULATED_CAPACITY_MB", "SIMULATED_NVML"),
+    *("RANK", "WORLD_SIZE", "COLUMNS"),
+    *("TORCH_CUBLAS_WORKSPACE_CACHE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"),
+    *("HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"),  # of packages that torch does not import
+    *("EARLY", "ENTRIES", "OUTPUT", "PART", "REMEDY"),  # options of the tests' programs
+)
 """How the variables begin that a program, or `warm_python.prepare`, reads after torch's import."""
 
 

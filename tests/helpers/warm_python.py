@@ -1,13 +1,16 @@
 """Run programs in forks of one process that has imported torch, which takes 1.5 to 2 seconds.
 
-A program has a process of its own, `__main__`, a normal end of the interpreter, and no object of
-another program. It differs from a program in a new process in three ways: torch was imported, and
-pytracer started, before its first line; the outermost frame of its main thread is this module's;
-and the memory that torch's import took is shared. What depends on one of these needs a new process.
+A program has a process of its own, `__main__`, and no object of another program. It differs from a
+program in a new process in four ways: torch was imported, and pytracer started, before its first
+line; the outermost frame of its main thread is this module's; the memory that torch's import took
+is shared; and the process ends after the exit callbacks, because the interpreter takes a second to
+free all that torch has imported. What depends on the last one asks for it (`is_finalised`); what
+depends on another one needs a new process.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import json
@@ -17,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from typing import Any
 
@@ -39,7 +43,12 @@ class WarmPython:
         self._replies = self._socket.makefile("r")
 
     def run(
-        self, arguments: list[str], cwd: str, changes: dict[str, str | None], timeout: float
+        self,
+        arguments: list[str],
+        cwd: str,
+        changes: dict[str, str | None],
+        timeout: float,
+        is_finalised: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end, and return what it wrote.
 
@@ -49,12 +58,20 @@ class WarmPython:
             cwd: The program's folder.
             changes: Variables that are set, or, if None, removed.
             timeout: The seconds after which the program is killed.
+            is_finalised: Whether the interpreter is finalised at the program's end.
 
         Raises:
             TimeoutExpired: The program was killed.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            message = json.dumps({"arguments": arguments, "cwd": cwd, "changes": changes})
+            message = json.dumps(
+                {
+                    "arguments": arguments,
+                    "cwd": cwd,
+                    "changes": changes,
+                    "is_finalised": is_finalised,
+                }
+            )
             with open(os.devnull) as nothing:
                 files = [nothing.fileno(), out.fileno(), err.fileno()]
                 socket.send_fds(self._socket, [message.encode()], files)
@@ -138,16 +155,46 @@ def prepare(request: dict[str, Any]) -> types.CodeType | str:
     return code
 
 
+def run_program(code: types.CodeType | str) -> None:
+    """Run the code of a program, or a module."""
+    if isinstance(code, str):
+        import runpy
+
+        runpy.run_module(code, run_name="__main__", alter_sys=True)
+    else:
+        exec(code, vars(sys.modules["__main__"]))
+
+
+def run_and_leave(code: types.CodeType | str) -> None:
+    """Run a program, and end the process as the interpreter does, but for its finalisation."""
+    status, is_interrupted = 0, False
+    try:
+        run_program(code)
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            status = end.code & 0xFF
+        elif end.code is not None:
+            print(end.code, file=sys.stderr)
+            status = 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the other threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()
+    if is_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
+
+
 if __name__ == "__main__":
     # The first step of an optimizer imports _dynamo, in 3 seconds.
     import torch._dynamo  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import torch_npu  # noqa: F401
-    CODE = prepare(serve(socket.socket(fileno=int(sys.argv[1]))))
-    if isinstance(CODE, str):
-        import runpy
-
-        runpy.run_module(CODE, run_name="__main__", alter_sys=True)
-    else:
-        exec(CODE, vars(sys.modules["__main__"]))
+    REQUEST = serve(socket.socket(fileno=int(sys.argv[1])))
+    (run_program if REQUEST["is_finalised"] else run_and_leave)(prepare(REQUEST))

@@ -30,18 +30,13 @@ class Extension:
 
     Args:
         folder: The folder of the compiled library.
+        is_compiled: Whether another process has compiled it there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_compiled: bool = False) -> None:
         library = folder / "churn.so"
-        headers = Path(torch.__file__).parent / "include"
-        libraries = Path(torch.__file__).parent / "lib"
-        # The hooks of these tests are the wheel's, and PYTRACER_BUILD forbids compiling others.
-        compiler = HookCompiler(environment={**os.environ, "PYTRACER_BUILD": "auto"})
-        command = [*compiler.find_command(), "-O2", "-shared", "-fPIC", "-std=c++20"]
-        command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-        command += [f"-I{headers}", str(SOURCE), f"-L{libraries}", "-lc10", "-o", str(library)]
-        subprocess.run(command, check=True)
+        if not is_compiled:
+            self._compile(library)
         self.without_gil = ctypes.CDLL(str(library))
         self.with_gil = ctypes.PyDLL(str(library))  # the same functions, called with the GIL held
         for functions in (self.without_gil, self.with_gil):
@@ -69,6 +64,16 @@ class Extension:
     def allocate_and_free_with_gil(self, device: str, size: int) -> None:
         """Allocate and free on the calling thread, which keeps the GIL even to wait for a lock."""
         self.with_gil.allocate_and_free(device.encode(), size)
+
+    def _compile(self, library: Path) -> None:
+        headers = Path(torch.__file__).parent / "include"
+        libraries = Path(torch.__file__).parent / "lib"
+        # The hooks of these tests are the wheel's, and PYTRACER_BUILD forbids compiling others.
+        compiler = HookCompiler(environment={**os.environ, "PYTRACER_BUILD": "auto"})
+        command = [*compiler.find_command(), "-O2", "-shared", "-fPIC", "-std=c++20"]
+        command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+        command += [f"-I{headers}", str(SOURCE), f"-L{libraries}", "-lc10", "-o", str(library)]
+        subprocess.run(command, check=True)
 
 
 class Churn:

@@ -40,14 +40,15 @@ TEST(events_are_found_while_idle_slots_are_unlisted) {
   for (const bool works : {worked, false}) {
     detail::membarrier_works = works;
     // GIVEN threads that queue events, with pauses
-    constexpr uint64_t kThreads = 3, kEvents = 20'000;
+    constexpr uint64_t kThreads = 3;
+    const uint64_t events = static_cast<uint64_t>(amount(5'000, 20'000));
     std::atomic<uint64_t> queued[kThreads] = {}, written[kThreads] = {}, ready{0};
     std::vector<std::thread> threads;
     for (uint64_t t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
         ThreadSlot& slot = *thread_slot();
         for (++ready; ready < kThreads;) std::this_thread::yield();  // each has a slot of its own
-        for (uint64_t i = 1; i <= kEvents; ++i) {
+        for (uint64_t i = 1; i <= events; ++i) {
           while (i - written[t] > EventQueue::kCapacity) std::this_thread::yield();
           {
             const HookScope scope(slot);
@@ -61,7 +62,7 @@ TEST(events_are_found_while_idle_slots_are_unlisted) {
     }
     // WHEN another thread takes idle slots off the list all the time
     uint64_t all = 0;
-    while (all < kThreads * kEvents) {
+    while (all < kThreads * events) {
       uint64_t before[kThreads];
       for (uint64_t t = 0; t < kThreads; ++t) before[t] = queued[t];
       for (ThreadSlot* slot = listed_slots(); slot != nullptr; slot = slot->next_listed) {

@@ -129,13 +129,11 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def recordings(request: pytest.FixtureRequest) -> Iterator["leak_cases.Recordings"]:
-    """Return a process that records the cases of leaks on the tests' device."""
+def recordings(request: pytest.FixtureRequest) -> "leak_cases.Recordings":
+    """Return what records the cases of leaks on the tests' device."""
     import leak_cases  # it imports torch, which must not come before torch_npu
 
-    found = leak_cases.Recordings(request.config.getoption("--device"))
-    yield found
-    found.end()
+    return leak_cases.Recordings(request.config.getoption("--device"))
 
 
 @pytest.fixture

@@ -58,8 +58,8 @@ def test_another_allocator_of_torch(backend: str, tmp_path: Path) -> None:
         return
     # GIVEN an allocator that reports no events
     env = environment(EARLY="1", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
-    # WHEN it is to be traced
-    reason = refusal_reason(run(PROGRAM, backend, cwd=tmp_path, env=env))
+    # WHEN it is to be traced; torch's import reads which allocator it is
+    reason = refusal_reason(run(PROGRAM, backend, cwd=tmp_path, env=env, new=True))
     # THEN the error names it, and the remedy
     assert "the allocator in use, cudaMallocAsync, reports no events" in reason
     assert 'no "backend" in PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF' in reason

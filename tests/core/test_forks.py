@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amount import amount
 from files_left import files, live_sizes, load
 from processes import run
 
@@ -166,7 +167,7 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 # WHEN the program forks, THEN no process hangs
-for _ in range(10):
+for _ in range({amount(4, 10)}):
     check_that_a_child_can_trace()
 stop.set()
 thread.join()
@@ -190,7 +191,7 @@ with Tracer(device="cpu") as tracer:
     thread = threading.Thread(target=dump)
     thread.start()
     # WHEN a process is started in a way for which Python forks without calling the fork hooks
-    for _ in range(20):
+    for _ in range({amount(8, 20)}):
         done = subprocess.run([sys.executable, "-S", "-c", ""], user=os.geteuid())
         assert done.returncode == 0
     stop.set()
@@ -231,7 +232,7 @@ with Tracer(trace_alloc_max_entries=1000) as tracer, annotate("parent"):
     threads = [threading.Thread(target=function) for function in (allocate, trace, dump, phases)]
     for thread in threads:
         thread.start()
-    for number in range(40):
+    for number in range({amount(12, 40)}):
         child = os.fork()
         if child == 0:
             # WHEN the child allocates and traces with a new tracer

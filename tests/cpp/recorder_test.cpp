@@ -452,7 +452,8 @@ TEST(state_and_trace_agree_at_every_instant) {
       release(64);
     }
   });
-  for (uint64_t odd = 0, even = 0; odd + even < 5'000 || odd < 100 || even < 100;) {
+  const uint64_t views = static_cast<uint64_t>(amount(1'500, 5'000));
+  for (uint64_t odd = 0, even = 0; odd + even < views || odd < 100 || even < 100;) {
     const DeviceView device = session.view().devices[0];
     const bool alive = device.capture.end % 2 == 1;
     CHECK(device.capture.blocks.size() == (alive ? 1 : 0));

@@ -26,6 +26,10 @@ WHERE = {
     "test_simulated_work": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_as_torchs_recorder": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_attach": (EACH_VERSION_IN_LONG, "the hook's binary interface"),
+    "test_attach::test_devices_that_become_visible_late": (
+        EACH_VERSION_OR_ONCE,
+        "which devices tracers have; test_autostart has those of each backend",
+    ),
     "test_autostart": (EACH_BACKEND, "how the backend is imported"),
     "test_autostart::test_tracing_and_the_patch_are_separate_switches": (
         EACH_BACKEND_IN_LONG,
@@ -41,6 +45,10 @@ WHERE = {
     "test_experiment::test_a_function": (ONCE, "processes"),
     "test_fit_programs": (EACH_BACKEND_IN_LONG, "the allocator's rules"),
     "test_forward_stacks": (EACH_VERSION, "the autograd library's binary interface"),
+    (
+        "test_forward_stacks::"
+        "test_without_the_library_activations_are_known_by_the_thread_that_freed_them"
+    ): (EACH_VERSION_OR_ONCE, "rules of the categories"),
     "test_fsdp_example": (ONCE, "an example"),
     "test_gauges": (ONCE, "the gauges' own code"),
     "test_generated_code": (ONCE, "the frame walk"),

@@ -1,17 +1,13 @@
 """Trainings that leak, and trainings that only look so: each is recorded in a process of its own.
 
 python leak_cases.py CASE DEVICE OUTPUT [STEPS [RING]]
-python leak_cases.py --serve DEVICE
 """
 
 import collections
 import gc
 import inspect
-import os
 import random
-import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,52 +312,16 @@ def prefetched_batches(t: Training) -> None:
 
 
 class Recordings:
-    """A process that records cases, each in a fork of it, so that torch is imported once."""
+    """Records cases, each in a process of its own."""
 
     def __init__(self, device: str) -> None:
-        """Start the process."""
         self._device = device
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore::DeprecationWarning", __file__, "--serve", device],
-            env=processes.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
     def record(self, case: str, path: Path, *numbers: int) -> Path:
         """Record a case; `numbers` are its steps, and the ring's entries."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        line = "\t".join(map(str, (case, self._device, path, *numbers)))
-        print(line, file=self._process.stdin, flush=True)
-        status = self._process.stdout.readline()
-        assert status == "0\n", f"{case} ended with {status!r}"
+        done = processes.run_python(__file__, case, self._device, path, *numbers, cwd=path.parent)
+        assert done.returncode == 0, done.stderr
         return path
-
-    def end(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-
-def serve(device: str) -> None:
-    """Record a case for each line of the standard input, and print its exit status."""
-    import torch._dynamo  # noqa: F401 - each fork's optimizer would import it, in 2 seconds
-
-    if device == "npu":
-        import torch_npu  # noqa: F401
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                record(*line.rstrip("\n").split("\t"))
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        print(os.waitpid(child, 0)[1], flush=True)
 
 
 def record(name: str, device: str, output: str, *numbers: str) -> None:
@@ -378,4 +338,4 @@ def record(name: str, device: str, output: str, *numbers: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[2]) if sys.argv[1] == "--serve" else record(*sys.argv[1:])
+    record(*sys.argv[1:])

@@ -29,7 +29,6 @@ def rows() -> list[str]:
         what = " ".join((leak_cases.CASES[case].__doc__ or "").split())
         name = case.replace("_", " ")
         found.append(f"| {name} | {what} | {per_step} | {VERDICTS[device.verdict]} |")
-    recordings.end()
     return found
 
 

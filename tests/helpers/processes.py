@@ -26,16 +26,19 @@ HANG_S = 900
 """The time after which a program hangs. A busy machine is slow, which is no failure."""
 
 
+NOT_USUAL = (
+    *("PYTRACER", "PYTEST_", "RANK"),
+    *("TORCHINDUCTOR_", "TORCH_DEVICE_BACKEND_AUTOLOAD"),  # torch and torch_npu set them
+)
+"""How the variables begin that the programs of tests do not inherit from the tests."""
+
+
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment of a user who has set no option of pytracer or pytest.
 
     The user's programs import the same packages as the tests, and torch uses one thread.
     """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTRACER", "PYTEST_", "TORCHINDUCTOR_")) and name != "RANK"
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_USUAL)}
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
 

@@ -77,6 +77,8 @@ def kept_by_text(holder: str) -> str:
     """Return a clause about what keeps memory, as in "kept by losses[…] of main()"."""
     if holder == NO_TENSOR:
         return f"{NO_TENSOR} keeps it"
+    if holder == TEMPORARY:
+        return "code that runs keeps it"
     return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
 
 

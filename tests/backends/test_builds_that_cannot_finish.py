@@ -207,8 +207,9 @@ def test_what_a_killed_start_leaves(world: World, killed: str) -> None:
     # WHEN the next start builds, later
     set_age(*world.cache.glob(".build-*"), int(hook_build.ABANDONED_S) + 60)
     world.hooks().attach("cpu")
-    # THEN its folder is gone
-    assert [path.name for path in world.cache.iterdir()] == [world.hook_name]
+    # THEN its folder is gone (a key is cached if the machine is so slow that its files are old)
+    left = [path.name for path in world.cache.iterdir()]
+    assert [name for name in left if not name.startswith("key-")] == [world.hook_name]
 
 
 def test_a_compiler_that_takes_too_long_ends_with_its_processes(world: World) -> None:

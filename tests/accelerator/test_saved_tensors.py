@@ -79,8 +79,8 @@ def test_what_autocast_keeps_is_temporary(backend: str, tmp_path: Path) -> None:
     assert "OutOfMemoryError" in done.stderr
     (path,) = (tmp_path / "out").glob("oom_*/*")
     found = {each.category: each.size_bytes for each in explain(load(path))[0].categories}
-    # THEN they are temporary: 16 of 1 MiB, and those of biases
-    assert 16 << 20 <= found["temporary"] < 17 << 20
+    # THEN they are temporary: 16 of 1 MiB, and those of biases (an NPU's operators keep some more)
+    assert 16 << 20 <= found["temporary"] < 24 << 20
 
 
 def test_what_compiled_code_keeps_for_its_backward_pass(backend: str, tmp_path: Path) -> None:

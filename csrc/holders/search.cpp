@@ -60,7 +60,8 @@ class Search {
       } else if (nodes_[target].distance < kFar) {
         texts.push_back(path_to(target));
       } else {
-        texts.push_back(is_temporary(target) ? "a temporary value" : cycle_of(target));
+        const std::string cycle = cycle_of(target);
+        texts.push_back(cycle.empty() && is_temporary(target) ? "a temporary value" : cycle);
       }
     }
     return texts;

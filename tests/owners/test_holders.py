@@ -326,6 +326,13 @@ def in_a_reference_cycle() -> str:
     return holder()
 
 
+def in_a_dict_that_refers_to_itself() -> str:
+    kept: dict[str, Any] = {}
+    kept.update(me=kept, wanted=wanted())
+    del kept
+    return holder()
+
+
 def in_a_cycle_that_is_held() -> str:
     trainer = Trainer()
     trainer.state.me = trainer
@@ -382,6 +389,7 @@ PATHS: dict[Callable[[], str], str] = {
     "exception of in_an_exception_while_another_is_handled() keeps",
     in_a_reference_cycle: "a reference cycle of Trainer, which gc.collect() would free",
     in_a_reference_cycle_of_many: "a reference cycle of Trainer, which gc.collect() would free",
+    in_a_dict_that_refers_to_itself: "a reference cycle of dict, which gc.collect() would free",
     in_a_cycle_that_is_held: "kept[0].kept of in_a_cycle_that_is_held()",
 }
 

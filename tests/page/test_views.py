@@ -331,9 +331,9 @@ def test_the_flame_graph_has_the_frames_of_the_program(chromium: Any, tmp_path: 
     # GIVEN a program whose layer is called by torch, and a deeper stack that was cut
     program = Program()
     program.metadata = file_metadata(stack_depth=4)
-    outer = ("/work/train.py", "main", 1)
+    outer = ("/job/train.py", "main", 1)
     module = ("/lib/torch/nn/modules/module.py", "_call_impl", 2)
-    layer = ("/work/model.py", "forward", 3)
+    layer = ("/job/model.py", "forward", 3)
     program.alloc(MIB, layer, module, outer)
     program.alloc(MIB // 4, layer, module, layer, module)
     with shown(chromium, tmp_path, page_of(open_file(program.snapshot()))) as tab:
@@ -341,7 +341,7 @@ def test_the_flame_graph_has_the_frames_of_the_program(chromium: Any, tmp_path: 
         tab_named(tab, "flame")
         assert not any("torch" in text for text in frames_shown(tab))
         top = [text.partition(":")[0] for text in frames_shown(tab, 2)]
-        assert top == ["main (/work/train.py", "(cut at 4 frames)"]
+        assert top == ["main (/job/train.py", "(cut at 4 frames)"]
         assert len(frames_shown(tab, 4)) == 1
         # WHEN they are asked for, THEN they are shown
         tab.page.check("text=Frames of torch")
@@ -349,7 +349,7 @@ def test_the_flame_graph_has_the_frames_of_the_program(chromium: Any, tmp_path: 
         # WHEN the graph is inverted, THEN the call site is on top, with all of the bytes
         tab.page.check("text=Callers below")
         (site,) = frames_shown(tab, 2)
-        assert site == "forward (/work/model.py:3): 1.25 MiB, 100.0 %, 2 blocks"
+        assert site == "forward (/job/model.py:3): 1.25 MiB, 100.0 %, 2 blocks"
 
 
 def test_one_thing_has_one_colour_in_all_views(chromium: Any, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ Roots::Name Roots::name_of(PyObject* object) const {
       const std::string function = function_of_expression(root.code);
       if (PyExceptionInstance_Check(object)) return {"an exception", function};  // mostly handled
       const bool is_built = PyList_CheckExact(object) || PyDict_CheckExact(object);
-      return {is_built ? "an unnamed " + class_name(Py_TYPE(object)) : "a temporary value", function};
+      return {is_built ? "an unnamed " + class_name(Py_TYPE(object)) : kTemporary, function};
     }
     case Kind::exception: return {"the handled exception", ""};
     case Kind::thread: return {"the thread's own data", ""};

@@ -13,6 +13,9 @@
 
 namespace pytracer {
 
+// What has no name: the value of an expression, and what code that runs has.
+constexpr const char* kTemporary = "a temporary value";
+
 class Roots {
  public:
   // `frames` and `exceptions`: of all threads, by sys._current_frames() and _current_exceptions().

@@ -61,7 +61,7 @@ class Search {
         texts.push_back(path_to(target));
       } else {
         const std::string cycle = cycle_of(target);
-        texts.push_back(cycle.empty() && is_temporary(target) ? "a temporary value" : cycle);
+        texts.push_back(cycle.empty() && is_temporary(target) ? kTemporary : cycle);
       }
     }
     return texts;

@@ -175,7 +175,7 @@ def _failed(snapshot: Snapshot, device: int, places: StackPlaces, run: Column) -
         return -1, -1
     event = int(failed[0])
     stack = int(trace.stack[event])
-    first = np.flatnonzero(run[: event + 1] == run[event])[0]
+    first = np.searchsorted(run, run[event])
     at, begin = places.place[stack], places.place[trace.stack[first]]
     # A loss is often computed right after the forward pass, in the same region of autocast.
     is_in_pass = at == begin or (at, begin) == (OUTSIDE, MODULE)

@@ -1,21 +1,18 @@
 """The command `pytracer fit`."""
 
-import shutil
 from collections.abc import Sequence
 
 import click
 from rich.console import Console
 
-from pytracer.analysis.answer import text_lines
+from pytracer.commands.answer_output import echo_answer
 from pytracer.commands.interruption import signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.shared_options import parse_size
+from pytracer.commands.shared_options import parse_size, settings_option, simulated_device_option
 from pytracer.errors import ConfigError
 from pytracer.fitting import fit
 from pytracer.fitting.sizes import parsed_target
 from pytracer.text import printable
-
-_MOST_WIDTH = 120
 
 
 def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Sequence[int]]:
@@ -43,19 +40,8 @@ def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Seque
     help="The memory of the device of the next run, such as 80GiB.  [default: that of the recorded "
     "device]",
 )
-@click.option(
-    "--set",
-    "settings",
-    metavar="SETTINGS",
-    multiple=True,
-    help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. Repeat "
-    "the option for more.",
-)
-@click.option(
-    "--device",
-    type=click.IntRange(min=0),
-    help="The device's index in the files.  [default: the accelerator with the most events]",
-)
+@settings_option()
+@simulated_device_option
 @json_options
 def command(
     paths: tuple[str, ...],
@@ -87,7 +73,5 @@ def command(
             on_progress=lambda text: status.update(printable(text)),
         )
     if not json_output.is_only:
-        width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
-        for line in text_lines(found.answer, width):
-            click.echo(line)
+        echo_answer(found.answer)
     json_output.write(vars(found))

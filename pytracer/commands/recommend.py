@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pytracer.commands.interruption import signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.shared_options import parse_sizes
+from pytracer.commands.shared_options import parse_sizes, settings_option, simulated_device_option
 from pytracer.commands.table import Columns, make_table
 from pytracer.experiments.conclusions import wrapped_name
 from pytracer.recommendation import Recommendation, TriedSetting, recommend_sweep
@@ -38,19 +38,8 @@ NAME_WIDTH = 26
     help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
     "several devices.  [default: the limit of the recording, if the file has it]",
 )
-@click.option(
-    "--set",
-    "settings",
-    metavar="SETTINGS",
-    multiple=True,
-    help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. Repeat "
-    "the option for more. No other settings are simulated.",
-)
-@click.option(
-    "--device",
-    type=click.IntRange(min=0),
-    help="The device's index in the file.  [default: the accelerator with the most events]",
-)
+@settings_option(" No other settings are simulated.")
+@simulated_device_option
 @click.option(
     "--without",
     metavar="WHAT",

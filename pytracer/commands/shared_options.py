@@ -39,6 +39,25 @@ device_option = click.option(
 )
 
 
+simulated_device_option = click.option(
+    "--device",
+    type=click.IntRange(min=0),
+    help="The device's index in the recording.  [default: the accelerator with the most events]",
+)
+
+
+def settings_option(more: str = "") -> Callable[[Command], Command]:
+    """Give a command `--set`; `more` ends its help."""
+    return click.option(
+        "--set",
+        "settings",
+        metavar="SETTINGS",
+        multiple=True,
+        help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. "
+        f"Repeat the option for more.{more}",
+    )
+
+
 moment_option = click.option(
     "--at",
     "moment",

@@ -1,7 +1,6 @@
 """The command `pytracer show`."""
 
 import contextlib
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,9 +9,10 @@ from typing import Any
 
 import click
 
-from pytracer.analysis.answer import Line, text_lines
+from pytracer.analysis.answer import Line
 from pytracer.analysis.answered_files import AnsweredFile
 from pytracer.analysis.held_memory import KEYS
+from pytracer.commands.answer_output import echo_answer
 from pytracer.commands.answers import Answered, answered, read_file
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
@@ -28,7 +28,6 @@ from pytracer.reading.files import read_source
 from pytracer.reading.reader import load
 from pytracer.text import printable
 
-_MOST_WIDTH = 120
 _MOST_SOURCES = 8
 
 
@@ -214,9 +213,7 @@ def _content(found: Answered) -> Mapping[str, Any]:
 
 def _show_verdict(found: Answered) -> None:
     assert found.answer is not None
-    width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
-    for line in text_lines(found.answer, width, _source_of(found.files[0])):
-        click.echo(line)
+    echo_answer(found.answer, _source_of(found.files[0]))
 
 
 def _source_of(file: AnsweredFile) -> Callable[[Line], str]:

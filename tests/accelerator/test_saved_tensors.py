@@ -48,12 +48,24 @@ with pytracer.Tracer(output, device=backend):
 """
 
 
+def failed(backend: str, where: str, folder: Path) -> Path:
+    """Run the program, and return the file of its out-of-memory error."""
+    done = processes.run(PROGRAM, backend, where, folder / "out", cwd=folder)
+    assert "OutOfMemoryError" in done.stderr
+    (path,) = (folder / "out").glob("oom_*/*")
+    return path
+
+
+def categories(path: Path) -> dict[str, int]:
+    """Return the bytes of each category at the out-of-memory error."""
+    (explanation,) = explain(load(path))
+    return {each.category: each.size_bytes for each in explanation.categories}
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> None:
     # GIVEN a training that runs out of memory in its first forward or backward pass
-    done = processes.run(PROGRAM, backend, where, tmp_path / "out", cwd=tmp_path)
-    assert "OutOfMemoryError" in done.stderr
-    (path,) = (tmp_path / "out").glob("oom_*/*")
+    path = failed(backend, where, tmp_path)
     content = pickle.loads(path.read_bytes())
     # THEN of the memory beside the tensor that fills the device, little is unknown
     sizes: Counter[str] = Counter()
@@ -64,8 +76,7 @@ def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> Non
     assert sizes["activation"] > 32 << 20
     assert sizes["unknown"] < 0.15 * sizes["activation"]
     # AND the gradients on their way through the backward pass are temporary
-    (explanation,) = explain(load(path))
-    found = {each.category: each.size_bytes for each in explanation.categories}
+    found = categories(path)
     if where == "backward":
         assert found["temporary"] >= 2048 * 256 * 4
     else:
@@ -75,19 +86,13 @@ def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> Non
 def test_what_autocast_keeps_is_temporary(backend: str, tmp_path: Path) -> None:
     # GIVEN a checkpoint after which memory runs out: no node keeps the copies of parameters that
     # autocast makes, in its cache
-    done = processes.run(PROGRAM, backend, "autocast", tmp_path / "out", cwd=tmp_path)
-    assert "OutOfMemoryError" in done.stderr
-    (path,) = (tmp_path / "out").glob("oom_*/*")
-    found = {each.category: each.size_bytes for each in explain(load(path))[0].categories}
+    found = categories(failed(backend, "autocast", tmp_path))
     # THEN they are temporary: 16 of 1 MiB, and those of biases (an NPU's operators keep some more)
     assert 16 << 20 <= found["temporary"] < 24 << 20
 
 
 def test_what_compiled_code_keeps_for_its_backward_pass(backend: str, tmp_path: Path) -> None:
     # GIVEN a compiled model that runs out of memory in its backward pass
-    done = processes.run(PROGRAM, backend, "compiled", tmp_path / "out", cwd=tmp_path)
-    assert "OutOfMemoryError" in done.stderr
-    (path,) = (tmp_path / "out").glob("oom_*/*")
-    found = {each.category: each.size_bytes for each in explain(load(path))[0].categories}
+    found = categories(failed(backend, "compiled", tmp_path))
     # THEN what it kept is activations: at least the input of each GELU, 16 MiB
     assert found["activation"] >= 8 * 16 << 20

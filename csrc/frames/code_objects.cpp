@@ -1,7 +1,5 @@
 #include "frames/code_objects.h"
 
-#include <memory>
-
 #include <Python.h>
 
 namespace pytracer {
@@ -23,15 +21,38 @@ void dealloc_code(PyObject* code) {
   g_dealloc(code);
 }
 
-std::string to_utf8(PyObject* text) {
-  // Runs during deallocation of code objects too, so an exception that is set must stay set.
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  const std::unique_ptr<PyObject, void (*)(PyObject*)> bytes(
-      PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"), &Py_DecRef);
-  PyErr_Restore(type, value, traceback);
-  if (!bytes) return {};
-  return {PyBytes_AS_STRING(bytes.get()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.get()))};
+// As the codec "utf-8" with "surrogatepass". Python's own encoder needs the GIL, and allocates.
+std::string_view to_utf8(PyObject* text, NameBuffer& buffer) noexcept {
+#if PY_VERSION_HEX < 0x030c0000
+  if (!PyUnicode_IS_READY(text)) return {};  // made by an old C function; no compiler does that
+#endif
+  constexpr size_t kMostOfOne = 4;  // bytes
+  const auto kind = static_cast<int>(PyUnicode_KIND(text));
+  const void* const data = PyUnicode_DATA(text);
+  const Py_ssize_t length = PyUnicode_GET_LENGTH(text);
+  size_t size = 0;
+  const auto add = [&](uint32_t byte) { buffer.bytes[size++] = static_cast<char>(byte); };
+  for (Py_ssize_t i = 0; i < length; ++i) {
+    if (size + kMostOfOne > sizeof(buffer.bytes)) return {};
+    const uint32_t c = PyUnicode_READ(kind, data, i);
+    if (c < 0x80) {
+      add(c);
+      continue;
+    }
+    if (c < 0x800) {
+      add(0xc0 | c >> 6);
+    } else {
+      if (c < 0x10000) {
+        add(0xe0 | c >> 12);
+      } else {
+        add(0xf0 | c >> 18);
+        add(0x80 | (c >> 12 & 0x3f));
+      }
+      add(0x80 | (c >> 6 & 0x3f));
+    }
+    add(0x80 | (c & 0x3f));
+  }
+  return {buffer.bytes, size};
 }
 
 }  // namespace
@@ -51,12 +72,12 @@ int32_t code_line(const void* code, int32_t offset) noexcept {
   return PyCode_Addr2Line(static_cast<PyCodeObject*>(const_cast<void*>(code)), offset);
 }
 
-std::string code_name(const void* code) {
-  return to_utf8(static_cast<const PyCodeObject*>(code)->co_name);
+std::string_view code_name(const void* code, NameBuffer& buffer) noexcept {
+  return to_utf8(static_cast<const PyCodeObject*>(code)->co_name, buffer);
 }
 
-std::string code_filename(const void* code) {
-  return to_utf8(static_cast<const PyCodeObject*>(code)->co_filename);
+std::string_view code_filename(const void* code, NameBuffer& buffer) noexcept {
+  return to_utf8(static_cast<const PyCodeObject*>(code)->co_filename, buffer);
 }
 
 }  // namespace pytracer

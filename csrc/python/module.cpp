@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core, core) {
   register_objects(core);
   register_owners(core);
   register_view(core);
+  register_boxes(core);
   register_session(core);
   register_phases(core);
   register_hooks(core);

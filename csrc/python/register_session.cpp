@@ -102,7 +102,6 @@ py::list frames_of(Session& session, int64_t stack) {
     throw py::index_error("this tracer has no stack " + std::to_string(stack) +
                           "; events() has the stacks that frames() knows, and 0 stands for none");
   }
-  table->resolve();
   const auto text = [&](uint32_t name) {
     const std::string_view utf8 = tree->text(name);
     PyObject* decoded = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()),
@@ -115,12 +114,6 @@ py::list frames_of(Session& session, int64_t stack) {
     frames.append(py::make_tuple(text(tree->filename(frame)), text(tree->name(frame)), frame.line));
   }
   return frames;
-}
-
-// Reads the lines and names of the view's stacks, which needs the GIL.
-View resolve_names(View view) {
-  if (view.stacks) view.stacks->resolve();
-  return view;
 }
 
 py::dict stats_of(Session& session) {
@@ -187,7 +180,7 @@ void register_session(py::module_& core) {
           [](Session& session, bool history, uint16_t phase, std::shared_ptr<Owners> owners) {
             View view = outside_gil([&] { return session.view(history, phase); });
             view.owners = std::move(owners);
-            return resolve_names(std::move(view));
+            return view;
           },
           py::arg("history") = true, py::arg("phase") = 0, py::arg("owners") = nullptr)
       .def(
@@ -195,7 +188,7 @@ void register_session(py::module_& core) {
           [](Session& session, bool history, uint32_t step, std::shared_ptr<Owners> owners) {
             View view = outside_gil([&] { return session.end_window(history, step); });
             view.owners = std::move(owners);
-            return resolve_names(std::move(view));
+            return view;
           },
           py::arg("history"), py::arg("step"), py::arg("owners") = nullptr)
       .def("begin_step", &Session::begin_step, py::arg("number"), py::arg("replaces") = false,

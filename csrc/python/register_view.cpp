@@ -34,7 +34,7 @@ std::set<std::pair<std::string, int64_t>> lines_in(
   StackTable::Generations generations = view.stacks->generations();
   generations.insert(generations.end(), view.final_stacks.begin(), view.final_stacks.end());
   for (const auto& tree : generations) {
-    for (uint32_t id = 1; id <= tree->resolved_frames() && lines.size() < most; ++id) {
+    for (uint32_t id = 1; id <= tree->frame_count() && lines.size() < most; ++id) {
       const CallTree::Frame& frame = tree->frame(id);
       const std::string_view text = tree->text(tree->filename(frame));
       const auto [known, is_new] = is_wanted.emplace(text, false);

@@ -1,12 +1,8 @@
 #include "record/call_tree.h"
 
 #include <algorithm>
-#include <mutex>
-#include <new>
-#include <string>
 #include <utility>
 
-#include "frames/code_objects.h"
 #include "record/code_watch.h"
 
 namespace pytracer {
@@ -21,14 +17,31 @@ uint32_t max_items(uint64_t max_bytes) noexcept {
 
 }  // namespace
 
-CallTree::CallTree(uint64_t max_bytes, uint32_t last_stack)
+CallTree::CallTree(uint64_t max_bytes, uint32_t last_stack, const std::shared_ptr<Box>& box)
     : max_bytes_(max_bytes),
       base_(last_stack),
-      codes_(max_items<Code>(max_bytes)),
-      frames_(max_items<Frame>(max_bytes)),
-      nodes_(max_items<Node>(max_bytes)),
+      codes_(max_items<Code>(max_bytes), {box, BoxKind::codes, 0, last_stack}),
+      frames_(max_items<Frame>(max_bytes), {box, BoxKind::frames, 0, last_stack}),
+      nodes_(max_items<Node>(max_bytes), {box, BoxKind::nodes, 0, last_stack}),
       names_(static_cast<uint32_t>(std::min<uint64_t>(max_bytes, UINT32_MAX)),
-             2 * max_items<Code>(max_bytes)) {}
+             2 * max_items<Code>(max_bytes), {box, BoxKind::names, 0, last_stack}) {}
+
+CallTree::CallTree(const Rows& rows, uint32_t last_stack)
+    : max_bytes_(UINT64_MAX),
+      base_(last_stack),
+      codes_(static_cast<uint32_t>(rows.codes.size())),
+      frames_(static_cast<uint32_t>(rows.frames.size())),
+      nodes_(static_cast<uint32_t>(rows.nodes.size())),
+      names_(UINT32_MAX, static_cast<uint32_t>(rows.names.size())) {
+  for (const std::string& name : rows.names) names_.intern(name);
+  for (const Code& code : rows.codes) codes_.add(code);
+  for (const Frame& frame : rows.frames) frames_.add(frame);
+  for (const Node& node : rows.nodes) {
+    const uint32_t number = nodes_.add(node);
+    used_ += has_flag(number, kUsed);
+    truncated_ += has_flag(number, kTruncated);
+  }
+}
 
 Backward CallTree::backward(uint32_t stack) const noexcept {
   Backward backward{stack, 0, 0, false};
@@ -103,9 +116,7 @@ uint32_t CallTree::find_link(uint32_t outer, uint32_t link) const noexcept {
 uint32_t CallTree::intern_node(uint32_t outer, uint32_t frame, uint32_t path_hash) noexcept {
   if (const uint32_t known = find_node(outer, frame, path_hash)) return known;
   if (nodes_.is_full() || !take(Interner<Node>::kItemBytes)) return 0;
-  const uint32_t node = nodes_.add({frame, outer, 0, path_hash});
-  __atomic_store_n(&last_node_, node, __ATOMIC_RELEASE);
-  return node;
+  return nodes_.add({frame, outer, 0, path_hash});
 }
 
 uint32_t CallTree::add(WalkMemo& walk) noexcept {
@@ -159,9 +170,12 @@ void CallTree::set_used(uint32_t node, bool is_truncated) noexcept {
 
 uint32_t CallTree::intern_code(const void* pointer) noexcept {
   const uint32_t known = code_at(pointer);
-  if (known != 0 || codes_.is_full() || !take(Interner<Code>::kItemBytes + kNameBytes)) return known;
+  if (known != 0 || codes_.is_full()) return known;
   CodeWatch::meet(pointer);
-  return codes_.add({pointer, 0, 0, 0, 0, 0, false});
+  const std::string_view filename = code_filename(pointer, filename_), name = code_name(pointer, name_);
+  // Of a code object without names, nobody could say what it is.
+  if (!take(Interner<Code>::kItemBytes + names_.growth(filename) + names_.growth(name))) return 0;
+  return codes_.add({pointer, 0, 0, names_.intern(filename), names_.intern(name), 0});
 }
 
 uint32_t CallTree::intern_frame(uint64_t place, const RawFrame& raw) noexcept {
@@ -170,7 +184,7 @@ uint32_t CallTree::intern_frame(uint64_t place, const RawFrame& raw) noexcept {
   if (known != 0) return known;
   const uint32_t code = intern_code(raw.code);
   if (code == 0 || frames_.is_full() || !take(Interner<Frame>::kItemBytes)) return 0;
-  return add_frame({place, code, raw.offset, kUnresolved, 0, 0, 0});
+  return add_frame({place, code, raw.offset, code_line(raw.code, raw.offset), 0, 0, 0});
 }
 
 uint32_t CallTree::add_frame(const Frame& frame) noexcept {
@@ -178,12 +192,6 @@ uint32_t CallTree::add_frame(const Frame& frame) noexcept {
   frames_[id].next_of_code = codes_[frame.code].newest_frame;
   codes_[frame.code].newest_frame = id;
   return id;
-}
-
-uint32_t CallTree::intern_name(std::string_view text) noexcept {
-  if (text.empty()) return 0;
-  const uint64_t growth = names_.growth(text);
-  return growth == 0 || take(growth) ? names_.intern(text) : 0;
 }
 
 uint32_t CallTree::copy(CallTree& from, uint32_t stack) noexcept {
@@ -233,69 +241,20 @@ uint32_t CallTree::copy_frame(CallTree& from, uint32_t id) noexcept {
   }
   if (old.copy == 0) {
     take(Interner<Frame>::kItemBytes);
-    old.copy = add_frame({old.place, code, old.offset, kUnresolved, 0, 0, 0});
+    old.copy = add_frame({old.place, code, old.offset, old.line, 0, 0, 0});
   }
-  // A view may show the copy, and had the line read in the older generation.
-  Frame& copied = frames_[old.copy];
-  if (line_of(copied) == kUnresolved) __atomic_store_n(&copied.line, line_of(old), __ATOMIC_RELEASE);
   return old.copy;
 }
 
 uint32_t CallTree::copy_code(CallTree& from, uint32_t id) noexcept {
   Code& old = from.codes_[id];
-  if (old.copy == 0 && old.pointer != nullptr) old.copy = intern_code(old.pointer);
+  if (old.copy == 0 && old.pointer != nullptr) old.copy = code_at(old.pointer);
   if (old.copy == 0) {
-    take(Interner<Code>::kItemBytes + kNameBytes);
-    old.copy = codes_.add({nullptr, 0, 0, 0, 0, 0, false});
+    const std::string_view filename = from.text(old.filename), name = from.text(old.name);
+    take(Interner<Code>::kItemBytes + names_.growth(filename) + names_.growth(name));
+    old.copy = codes_.add({old.pointer, 0, 0, names_.intern(filename), names_.intern(name), 0});
   }
-  Code& code = codes_[old.copy];
-  if (old.named) set_names(code, from.text(old.filename), from.text(old.name));
   return old.copy;
-}
-
-void CallTree::set_names(Code& code, std::string_view filename, std::string_view name) noexcept {
-  if (code.named) return;
-  bytes_ -= kNameBytes;
-  code.filename = intern_name(filename);
-  code.name = intern_name(name);
-  code.named = true;
-}
-
-// Names come before the line: a frame whose line is known has names.
-void CallTree::resolve_frame(Frame& frame, std::mutex& mutex) noexcept {
-  Code& code = codes_[frame.code];
-  bool named;
-  {
-    std::lock_guard lock(mutex);
-    named = code.named;
-  }
-  if (!named) {
-    std::string filename, name;
-    try {
-      filename = code_filename(code.pointer);
-      name = code_name(code.pointer);
-    } catch (const std::bad_alloc&) {
-      // What was not read stays empty.
-    }
-    // The kNameBytes that intern_code() reserved are exchanged for the bytes of the names under one
-    // lock. Otherwise a hook on another thread could take that room in between.
-    std::lock_guard lock(mutex);
-    set_names(code, filename, name);
-  }
-  __atomic_store_n(&frame.line, code_line(code.pointer, frame.offset), __ATOMIC_RELEASE);
-}
-
-void CallTree::resolve(std::mutex& mutex) noexcept {
-  uint32_t end;
-  {
-    std::lock_guard lock(mutex);
-    end = frames_.count();
-  }
-  // The GIL, held throughout, keeps the code objects alive; destroyed ones were read before.
-  while (resolved_frames_ < end) {
-    Frame& frame = frames_[++resolved_frames_];
-    if (line_of(frame) == kUnresolved) resolve_frame(frame, mutex);
-  }
 }
 
 uint32_t CallTree::code_at(const void* pointer) const noexcept {
@@ -303,29 +262,13 @@ uint32_t CallTree::code_at(const void* pointer) const noexcept {
                      [&](uint32_t code) { return codes_[code].pointer == pointer; });
 }
 
-void CallTree::resolve_code(const void* pointer, std::mutex& mutex) noexcept {
-  uint32_t frame;
-  {
-    std::lock_guard lock(mutex);
-    frame = codes_[code_at(pointer)].newest_frame;
-  }
-  for (; frame != 0; frame = frames_[frame].next_of_code) {
-    if (line_of(frames_[frame]) == kUnresolved) resolve_frame(frames_[frame], mutex);
-  }
-}
-
-bool CallTree::retire(const void* pointer) noexcept {
+void CallTree::retire(const void* pointer) noexcept {
   const uint32_t code = code_at(pointer);
-  if (code == 0) return true;
-  const uint32_t newest = codes_[code].newest_frame;
-  for (uint32_t frame = newest; frame != 0; frame = frames_[frame].next_of_code) {
-    if (line_of(frames_[frame]) == kUnresolved) return false;
-  }
-  for (uint32_t frame = newest; frame != 0; frame = frames_[frame].next_of_code) {
+  if (code == 0) return;
+  for (uint32_t frame = codes_[code].newest_frame; frame != 0; frame = frames_[frame].next_of_code) {
     __atomic_store_n(&frames_[frame].place, 0, __ATOMIC_RELEASE);
   }
   codes_[code].pointer = nullptr;
-  return true;
 }
 
 }  // namespace pytracer

@@ -6,18 +6,20 @@
 // 2. Nothing is freed or changes its meaning before the whole tree goes. A code object that is
 //    destroyed retires its address: its frames stay, and no walk finds them any more.
 // 3. find() and the readers take no lock, and may run on any thread while one thread, under the
-//    table's mutex, adds or copies. A miss of find() is never wrong, only slow.
-// 4. Bounded by max_bytes; what finds no room gets 0. A name that finds none, because it is far longer
-//    than usual, is empty.
+//    table's mutex, adds or copies. A miss of find() is never wrong, only slow. Names and lines are read
+//    when a frame is added, so that what has been recorded needs nothing of the interpreter any more.
+// 4. Bounded by max_bytes; what finds no room gets 0.
 // 5. copy() brings a stack over from an older generation. There always is room for it: reserve() has
 //    kept as much as the older generation takes.
 #pragma once
 
 #include <cstdint>
-#include <mutex>
+#include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "frames/code_objects.h"
 #include "frames/frame_walk.h"
 #include "record/stack_link.h"
 #include "support/intern_table.h"
@@ -33,7 +35,7 @@ class CallTree {
     uint64_t place;  // the instruction; 0 once the code object is destroyed
     uint32_t code;
     int32_t offset;  // of the instruction, in bytes
-    int32_t line;    // unspecified until resolved
+    int32_t line;
     uint32_t next;
     uint32_t next_of_code;
     uint32_t copy;  // in the next generation
@@ -46,15 +48,35 @@ class CallTree {
     uint32_t filename;  // names
     uint32_t name;
     uint32_t copy;  // in the next generation
-    bool named;  // filename and name were read
   };
+  // Nodes are numbered from 1 on within the generation; node 0 is stack 0.
+  struct Node {
+    uint64_t hash() const noexcept { return path_hash; }
+    uint32_t frame;            // or a link; 0: the node is a base
+    uint32_t outer_and_flags;  // of a base: its number
+    uint32_t next;  // once copied: the node in the next generation
+    uint32_t path_hash;
+  };
+  static constexpr uint32_t kFlags = 1u << 29;  // the lowest one
+  static uint32_t outer_of(const Node& node) noexcept {
+    return __atomic_load_n(&node.outer_and_flags, __ATOMIC_RELAXED) & (kFlags - 1);
+  }
   // `stacks`: those that events have had.
   struct Counts {
     uint64_t stacks, frames, codes, bytes, truncated;
   };
 
   // `last_stack` is the last number of the generation before. Throws Error or std::bad_alloc.
-  CallTree(uint64_t max_bytes, uint32_t last_stack);
+  CallTree(uint64_t max_bytes, uint32_t last_stack, const std::shared_ptr<Box>& box);
+
+  // What another process had, from number 1 on. All numbers in it are those of items, or 0.
+  struct Rows {
+    std::vector<Code> codes;
+    std::vector<Frame> frames;
+    std::vector<Node> nodes;
+    std::vector<std::string> names;
+  };
+  CallTree(const Rows& rows, uint32_t last_stack);
 
   // Hooks, without a lock. Gives the memo's entries their nodes, if an event has had this stack.
   bool find(WalkMemo& walk) const noexcept;
@@ -73,21 +95,16 @@ class CallTree {
     return bytes_ + reserved_ + max_bytes_ / part > max_bytes_;
   }
 
-  // With the GIL, without the mutex, which they are given: read the lines and names of all frames, or of
-  // those of one code object.
-  void resolve(std::mutex& mutex) noexcept;
-  void resolve_code(const void* pointer, std::mutex& mutex) noexcept;
-  // With the GIL, under the mutex. Retires the address of a code object. Does nothing and returns false if
-  // there are lines or names to read first: frames may have been copied meanwhile.
-  bool retire(const void* pointer) noexcept;
+  // Retires the address of a code object. Under the mutex.
+  void retire(const void* pointer) noexcept;
 
-  // Any thread, without a lock, for what was there before the last resolve().
+  // Any thread, without a lock.
   bool has(uint32_t stack) const noexcept {
-    return stack - base_ - 1 < __atomic_load_n(&last_node_, __ATOMIC_ACQUIRE);
+    return stack - base_ - 1 < nodes_.count();
   }
   // Under the mutex: the last number, and how many there are.
-  uint32_t last_stack() const noexcept { return base_ + last_node_; }
-  uint32_t size() const noexcept { return last_node_; }
+  uint32_t last_stack() const noexcept { return base_ + nodes_.count(); }
+  uint32_t size() const noexcept { return nodes_.count(); }
   // Of a stack of this generation: its innermost frame or link, and the stack around it.
   uint32_t frame_of(uint32_t stack) const noexcept { return nodes_[stack - base_].frame; }
   uint32_t outer(uint32_t stack) const noexcept { return number_of(outer_node(stack - base_)); }
@@ -104,8 +121,7 @@ class CallTree {
   Frames frames(uint32_t stack, uint32_t depth) const;
   const void* code(uint32_t frame) const noexcept { return codes_[frames_[frame].code].pointer; }
   const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
-  // Frames from 1 on, up to this one, were resolved.
-  uint32_t resolved_frames() const noexcept { return resolved_frames_; }
+  uint32_t frame_count() const noexcept { return frames_.count(); }  // their numbers begin at 1
   uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
   uint32_t name(const Frame& frame) const noexcept { return codes_[frame.code].name; }
   std::string_view text(uint32_t name) const noexcept { return names_.at(name); }
@@ -115,24 +131,9 @@ class CallTree {
   }
 
  private:
-  enum Flags : uint32_t { kUsed = 1u << 31, kTruncated = 1u << 30, kCopied = 1u << 29 };
-  // Nodes are numbered from 1 on within the generation; node 0 is stack 0.
-  struct Node {
-    uint64_t hash() const noexcept { return path_hash; }
-    uint32_t frame;            // or a link; 0: the node is a base
-    uint32_t outer_and_flags;  // of a base: its number
-    uint32_t next;  // once copied: the node in the next generation
-    uint32_t path_hash;
-  };
-  // The room for the two names of a code object until they are read.
-  static constexpr uint64_t kNameBytes = 2 * InternTable::kStringBytes + 256;
-  static constexpr int32_t kUnresolved = INT32_MIN;
-
+  enum Flags : uint32_t { kUsed = 1u << 31, kTruncated = 1u << 30, kCopied = kFlags };
   uint32_t number_of(uint32_t node) const noexcept { return node != 0 ? base_ + node : 0; }
   uint32_t node_of(uint32_t stack) const noexcept { return stack != 0 ? stack - base_ : 0; }
-  static uint32_t outer_of(const Node& node) noexcept {
-    return __atomic_load_n(&node.outer_and_flags, __ATOMIC_RELAXED) & (kCopied - 1);
-  }
   uint32_t outer_node(uint32_t node) const noexcept { return outer_of(nodes_[node]); }
   bool has_flag(uint32_t node, Flags flag) const noexcept {
     return (__atomic_load_n(&nodes_[node].outer_and_flags, __ATOMIC_RELAXED) & flag) != 0;
@@ -148,9 +149,6 @@ class CallTree {
   }
   // Whether a node is that of the walk's innermost frame. Gives the other entries nodes.
   bool holds(uint32_t node, WalkMemo& walk, uint32_t outer) const noexcept;
-  static int32_t line_of(const Frame& frame) noexcept {
-    return __atomic_load_n(&frame.line, __ATOMIC_ACQUIRE);
-  }
   bool take(uint64_t bytes) noexcept;  // counts the bytes, if there is room for them
   uint32_t find_node(uint32_t outer, uint32_t frame, uint32_t path_hash) const noexcept;
   uint32_t intern_node(uint32_t outer, uint32_t frame, uint32_t path_hash) noexcept;
@@ -159,11 +157,8 @@ class CallTree {
   uint32_t code_at(const void* pointer) const noexcept;
   uint32_t intern_code(const void* pointer) noexcept;
   uint32_t add_frame(const Frame& frame) noexcept;
-  uint32_t intern_name(std::string_view text) noexcept;
-  void set_names(Code& code, std::string_view filename, std::string_view name) noexcept;
   uint32_t copy_frame(CallTree& from, uint32_t frame) noexcept;
   uint32_t copy_code(CallTree& from, uint32_t code) noexcept;
-  void resolve_frame(Frame& frame, std::mutex& mutex) noexcept;
 
   const uint64_t max_bytes_;
   const uint32_t base_;  // the number before that of the first node
@@ -171,12 +166,11 @@ class CallTree {
   Interner<Frame> frames_;
   Interner<Node> nodes_;
   InternTable names_;
-  uint32_t last_node_ = 0;  // nodes_.count(), for has()
   uint64_t last_base_ = 0;  // a base that add() had, and its node in the lower half
   uint64_t bytes_ = 0;     // of everything, at most max_bytes_
   uint64_t reserved_ = 0;  // for copies
   uint64_t used_ = 0, truncated_ = 0;
-  uint32_t resolved_frames_ = 0;  // guarded by the GIL
+  NameBuffer filename_, name_;
 
  public:
   static constexpr uint64_t kStackBytes = Interner<Node>::kItemBytes;  // what a node takes

@@ -89,6 +89,8 @@ std::shared_ptr<const WallClock::Pairs> WallClock::calibrate() {
   return all;
 }
 
+WallClock::Pair WallClock::pair() const noexcept { return take_pair(now_); }
+
 int64_t WallClock::to_wall_ns(const Pairs& pairs, int64_t ticks) noexcept {
   auto after = std::upper_bound(pairs.begin() + 1, pairs.end() - 1, ticks,
                                 [](int64_t value, const Pair& pair) { return value < pair.ticks; });

@@ -34,6 +34,7 @@ class WallClock {
   // Takes a pair now and returns all pairs, oldest first (two or more). Any thread that holds the
   // registry's control lock.
   std::shared_ptr<const Pairs> calibrate();
+  Pair pair() const noexcept;  // of now
   static int64_t to_wall_ns(const Pairs& pairs, int64_t ticks) noexcept;
 
  private:

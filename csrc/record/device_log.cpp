@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <mutex>
+#include <utility>
 
 #include "record/clock.h"
 #include "record/device_log_record.h"
@@ -32,11 +33,13 @@ uint32_t stack_actions(Context context) noexcept {
 
 }  // namespace
 
-DeviceLog::DeviceLog(int device, uint32_t max_entries)
+DeviceLog::DeviceLog(int device, uint32_t max_entries, std::shared_ptr<Box> box)
     : device_(device),
-      ring_(std::make_shared<RingBuffer>(ring_capacity(max_entries))),
-      tables_(std::make_unique<Tables>()),
-      names_(std::make_shared<DeviceNames>()) {}
+      box_(std::move(box)),
+      ring_(std::make_shared<RingBuffer>(ring_capacity(max_entries), part(BoxKind::ring))),
+      tables_(std::make_unique<Tables>(*this)),
+      names_(std::make_shared<DeviceNames>(part(BoxKind::none))),
+      uses_(part(BoxKind::uses)) {}
 
 // Mode::state, or recording has just been switched off.
 __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_event& given,
@@ -167,7 +170,7 @@ void DeviceLog::set_mode(Mode mode, Context context) {
   std::unique_ptr<Tables> fresh;
   if (this->mode() == Mode::off && mode != Mode::off &&
       tables_->blocks.committed_bytes() + tables_->segments.committed_bytes() > 0) {
-    fresh = std::make_unique<Tables>();
+    fresh = std::make_unique<Tables>(*this);
   }
   std::lock_guard lock(writer_lock_);
   write_requested_alone();  // in the mode in which it was recorded
@@ -183,10 +186,10 @@ void DeviceLog::resize_ring(uint32_t max_entries) {
   const uint32_t capacity = ring_capacity(max_entries);
   if (capacity == ring_->capacity()) return;
   // The bulk is copied while writers continue; they wait for the copy of the rest alone.
-  auto resized = std::make_shared<RingBuffer>(capacity, *ring_);
+  auto resized = std::make_shared<RingBuffer>(capacity, *ring_, part(BoxKind::ring));
   std::unique_lock lock(writer_lock_);
   if (!resized->catch_up(*ring_)) {  // writers overtook the copy: hold them up
-    resized = std::make_shared<RingBuffer>(capacity, *ring_);
+    resized = std::make_shared<RingBuffer>(capacity, *ring_, part(BoxKind::ring));
     resized->catch_up(*ring_);
   }
   ring_.swap(resized);

@@ -79,7 +79,7 @@ class DeviceLog {
     std::vector<LiveBlock> segments;  // by the address at which they were allocated or mapped
   };
 
-  DeviceLog(int device, uint32_t max_entries);
+  DeviceLog(int device, uint32_t max_entries, std::shared_ptr<Box> box = nullptr);
 
   int device() const noexcept { return device_; }
   // The events that the ring is for.
@@ -131,9 +131,12 @@ class DeviceLog {
 
  private:
   struct Tables {
-    LiveTable blocks{kMaxLiveBlocks};
-    LiveTable segments{kMaxLiveSegments};
+    explicit Tables(const DeviceLog& log)
+        : blocks(kMaxLiveBlocks, log.part(BoxKind::blocks)),
+          segments(kMaxLiveSegments, log.part(BoxKind::segments)) {}
+    LiveTable blocks, segments;
   };
+  BoxPart part(BoxKind kind) const { return {box_, kind, device_}; }
   // An accelerator's ring has room for the marker that follows a capture.
   uint32_t ring_capacity(uint32_t max_entries) const noexcept {
     return is_cpu() ? max_entries : max_entries + 1;
@@ -174,6 +177,7 @@ class DeviceLog {
   __attribute__((cold)) void begin_capture_locked(Capture& capture) noexcept;
 
   const int device_;
+  const std::shared_ptr<Box> box_;
   std::atomic<Mode> mode_{Mode::off};
   std::atomic<uint32_t> stack_actions_{0};  // a bit for each action
   alignas(64) SpinLock writer_lock_;  // guards all below

@@ -6,6 +6,9 @@
 #pragma once
 
 #include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "hooks/hook_abi.h"
 #include "support/intern_table.h"
@@ -23,6 +26,11 @@ class DeviceNames {
     uint16_t compile_context, user_metadata, internal_metadata;  // 0: none
   };
 
+  explicit DeviceNames(BoxPart part = {})
+      : pools_(1 << 20, UINT16_MAX, (part.kind = BoxKind::pools, part)),
+        labels_(1 << 19, UINT16_MAX, (part.kind = BoxKind::labels, part)),
+        texts_(1 << 20, UINT16_MAX, (part.kind = BoxKind::texts, part)) {}
+
   // Writer.
   uint16_t intern_pool(uint64_t high, uint64_t low) noexcept {
     if ((high | low) == 0) return 0;  // before a Pool is stored and read back, which is slow
@@ -33,6 +41,20 @@ class DeviceNames {
                          intern_text(labels.user_metadata),
                          intern_text(labels.internal_metadata)};
     return static_cast<uint16_t>(labels_.intern(bytes_of(numbers)));
+  }
+
+  // Takes over what another process had, from number 1 on. Returns the last numbers of a pool and of labels.
+  std::pair<size_t, size_t> restore(std::vector<std::string> pools, std::vector<std::string> labels,
+                                    const std::vector<std::string>& texts) {
+    const auto take_over = [](InternTable& table, std::vector<std::string>& rows, size_t size) {
+      for (std::string& row : rows) {
+        row.resize(size);
+        table.intern(row);
+      }
+      return rows.size();
+    };
+    for (const std::string& text : texts) texts_.intern(text);
+    return {take_over(pools_, pools, sizeof(Pool)), take_over(labels_, labels, sizeof(Labels))};
   }
 
   Pool pool(uint16_t number) const noexcept {
@@ -61,7 +83,7 @@ class DeviceNames {
     return value;
   }
 
-  InternTable pools_{1 << 20}, labels_{1 << 19}, texts_{1 << 20};
+  InternTable pools_, labels_, texts_;
 };
 
 }  // namespace pytracer

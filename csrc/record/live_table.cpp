@@ -4,12 +4,17 @@
 
 namespace pytracer {
 
-LiveTable::LiveTable(uint32_t capacity)
-    : capacity_(capacity), entries_(capacity), index_(entries_, capacity), aside_(capacity) {}
+LiveTable::LiveTable(uint32_t capacity, const BoxPart& part)
+    : capacity_(capacity), entries_(capacity, part), index_(entries_, capacity), aside_(capacity) {}
+
+bool LiveTable::has_room() noexcept {
+  limit_ = static_cast<uint32_t>(entries_.blocks.back(size_t{used()} + 2));
+  return used() + 1 < limit_;
+}
 
 void LiveTable::freeze() noexcept {
   ++epoch_;
-  frozen_used_ = used_.load(std::memory_order_relaxed);
+  frozen_used_ = used();
   frozen_.store(true, std::memory_order_release);
 }
 
@@ -48,7 +53,7 @@ void LiveTable::thaw() noexcept {
 }
 
 uint64_t LiveTable::committed_bytes() const noexcept {
-  return uint64_t{used_.load(std::memory_order_relaxed)} * (sizeof(LiveBlock) + sizeof(uint32_t));
+  return uint64_t{used()} * (sizeof(LiveBlock) + sizeof(uint32_t));
 }
 
 uint64_t LiveTable::max_bytes() const noexcept {

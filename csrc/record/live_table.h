@@ -10,6 +10,7 @@
 // 3. Bounded: at most `capacity` blocks. insert() refuses a block that finds no place, and the
 //    caller counts it.
 // 4. Memory is committed as blocks are entered: 36 bytes a block, 40 if it was removed while frozen.
+// 5. In a box, the array's count is the number of entries that were ever used; is_live() tells which are.
 // More than 150 lines: the writer's methods are inlined into the hot path.
 #pragma once
 
@@ -37,7 +38,8 @@ struct LiveBlock {
 
 class LiveTable {
  public:
-  explicit LiveTable(uint32_t capacity);
+  enum State : uint8_t { kFree, kLive, kRemoved /* after freeze() */ };
+  explicit LiveTable(uint32_t capacity, const BoxPart& part = {});
 
   // Writer. Enters a block, unless the table is full or has a block with this address, which is then
   // returned, until the writer's next change.
@@ -88,9 +90,8 @@ class LiveTable {
   uint64_t max_bytes() const noexcept;
 
  private:
-  enum State : uint8_t { kFree, kLive, kRemoved /* after freeze() */ };
   struct Entries {
-    explicit Entries(uint32_t capacity) : blocks(size_t{capacity} + 1) {}
+    Entries(uint32_t capacity, const BoxPart& part) : blocks(size_t{capacity} + 1, part) {}
     uint64_t hash(uint32_t entry) const noexcept { return hash_of(blocks[entry].address); }
     uint32_t& next(uint32_t entry) noexcept { return blocks[entry].next; }
     static uint64_t hash_of(uint64_t address) noexcept { return mix(address); }
@@ -118,6 +119,9 @@ class LiveTable {
     const LiveBlock& block = entries_.blocks[entry];
     return block.address == address && block.state == kLive;
   }
+  // Entries ever used: from 1 on, up to this one.
+  uint32_t used() const noexcept { return static_cast<uint32_t>(entries_.blocks.count().load(std::memory_order_relaxed)); }
+  __attribute__((noinline, cold)) bool has_room() noexcept;  // for one more than were ever used
   void release(uint32_t entry) noexcept;  // it is in no chain any more
   void count(int32_t blocks, int64_t bytes) noexcept {
     // One writer: no read-modify-write instruction needed.
@@ -133,8 +137,8 @@ class LiveTable {
   ReservedArray<uint32_t> aside_;  // entries that were removed after freeze()
   uint32_t aside_count_ = 0;
   uint32_t free_list_ = 0;         // through next
-  std::atomic<uint32_t> used_{0};  // entries ever used: 1 .. used_
-  uint32_t frozen_used_ = 0;  // used_ at freeze()
+  uint32_t limit_ = 0;        // entries that are backed
+  uint32_t frozen_used_ = 0;  // used() at freeze()
   uint32_t epoch_ = 0;        // freezes and marks; while frozen, entries of this epoch are younger
   std::atomic<uint32_t> blocks_{0};
   std::atomic<uint64_t> block_bytes_{0};
@@ -154,9 +158,9 @@ inline LiveTable::Inserted LiveTable::insert(uint64_t address, uint64_t size,
   uint32_t entry = free_list_;
   if (entry != 0) {
     free_list_ = entries_.blocks[entry].next;
-  } else if (const uint32_t used = used_.load(std::memory_order_relaxed); used < capacity_) {
+  } else if (const uint32_t used = this->used(); used + 1 < limit_ || has_room()) {
     entry = used + 1;
-    used_.store(entry, std::memory_order_relaxed);
+    entries_.blocks.count().store(entry, std::memory_order_relaxed);
   } else {
     return {false, nullptr};
   }
@@ -201,7 +205,7 @@ inline void LiveTable::release(uint32_t entry) noexcept {
 template <class Renewed>
 void LiveTable::renew_stacks(uint32_t& entry, uint32_t most, const Renewed& renewed) noexcept {
   const WhileFrozen guard(*this);  // collect() copies entries, and thaw() releases them
-  const uint32_t used = used_.load(std::memory_order_relaxed);
+  const uint32_t used = this->used();
   const uint32_t stop = std::min(used, entry + most - 1);
   for (; entry <= stop; ++entry) {
     LiveBlock& block = entries_.blocks[entry];

@@ -99,6 +99,7 @@ __attribute__((noinline)) uint32_t NodeTypes::add(const char* mangled) noexcept 
     name_bytes_ += size;
     types_[++count_].mangled = name;
     types_[count_].output = output_of(name);
+    if (noted_ != nullptr) note(count_);
     probe.number = count_;
     probe.key.store(mangled, std::memory_order_release);
     return count_;
@@ -119,6 +120,21 @@ std::string NodeTypes::name(uint32_t number) const {
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
 
-void NodeTypes::reset_after_fork() noexcept { lock_.unlock(); }
+void NodeTypes::note(uint32_t number) noexcept {
+  char row[1024] = {static_cast<char>(number & 0xff), static_cast<char>(number >> 8)};
+  const size_t size = std::string_view(types_[number].mangled).copy(row + 2, sizeof(row) - 2);
+  noted_->intern({row, size + 2});
+}
+
+void NodeTypes::note_in(InternTable* table) noexcept {
+  std::lock_guard lock(lock_);
+  noted_ = table;
+  for (uint32_t i = 1; i <= count_ && table != nullptr; ++i) note(i);
+}
+
+void NodeTypes::reset_after_fork() noexcept {
+  noted_ = nullptr;
+  lock_.unlock();
+}
 
 }  // namespace pytracer

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 
+#include "support/intern_table.h"
 #include "support/spin_lock.h"
 
 namespace pytracer {
@@ -43,6 +44,8 @@ class NodeTypes {
   // The short name, such as LogSoftmaxBackward0; "" for 0. Throws std::bad_alloc.
   std::string name(uint32_t number) const;
 
+  // From now on the table has each type: its number, as two bytes, and its mangled name. Null: no table.
+  void note_in(InternTable* table) noexcept;
   void reset_after_fork() noexcept;  // another thread may have been in add()
 
  private:
@@ -59,10 +62,12 @@ class NodeTypes {
     return static_cast<uint32_t>(reinterpret_cast<uint64_t>(mangled) * 0x9e3779b97f4a7c15ull >> 52);
   }
   uint32_t add(const char* mangled) noexcept;
+  void note(uint32_t number) noexcept;
 
   Place places_[kPlaces]{};
   Type types_[kMaxTypes + 1]{};
   SpinLock lock_;  // guards the next
+  InternTable* noted_ = nullptr;
   uint32_t count_ = 0;
   uint32_t name_bytes_ = 0;
   char names_[kNameBytes];

@@ -23,6 +23,7 @@ Phases::Phases() {
 void Phases::reset_after_fork() noexcept {
   // Another thread may have been changing the spans, so they are leaked, not cleared.
   new (&mutex_) std::mutex;
+  noted_ = nullptr;
   new (&left_) std::vector<Span>();
   left_count_ = 0;
   forgotten_end_ = 0;
@@ -70,6 +71,11 @@ uint16_t Phases::find_or_add(uint16_t parent, std::string_view name) {
   return add_number(parent, name);
 }
 
+void Phases::add(uint16_t parent, std::string_view name) {
+  std::lock_guard lock(mutex_);
+  if (nodes_.size() <= kMaxNumbers) add_number(parent < nodes_.size() ? parent : uint16_t{0}, name);
+}
+
 uint16_t Phases::add_number(uint16_t parent, std::string_view name) {
   const auto number = static_cast<uint16_t>(nodes_.size());
   nodes_.push_back({parent, std::string(name)});
@@ -80,7 +86,20 @@ uint16_t Phases::add_number(uint16_t parent, std::string_view name) {
     throw;
   }
   name_bytes_ += name.size();
+  if (noted_ != nullptr) note(nodes_.back());
   return number;
+}
+
+void Phases::note(const Node& node) noexcept {
+  char row[1024] = {static_cast<char>(node.parent & 0xff), static_cast<char>(node.parent >> 8)};
+  const size_t size = node.name.copy(row + 2, sizeof(row) - 2);
+  noted_->intern({row, size + 2});
+}
+
+void Phases::note_in(InternTable* table) noexcept {
+  std::lock_guard lock(mutex_);
+  noted_ = table;
+  for (size_t i = 1; i < nodes_.size() && table != nullptr; ++i) note(nodes_[i]);
 }
 
 std::atomic<Phases::Entry*>* Phases::find(uint64_t entry) noexcept {

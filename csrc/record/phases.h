@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "record/thread_slot.h"
+#include "support/intern_table.h"
 
 namespace pytracer {
 
@@ -64,6 +65,11 @@ class Phases {
     uint64_t names_dropped = 0;
   };
   Spans since(int64_t ticks) const;  // any thread; throws std::bad_alloc
+  // From now on the table has each phase, by number: its parent's number, as two bytes, and its name. Null:
+  // no table.
+  void note_in(InternTable* table) noexcept;
+  // Gives the next number to a phase of another process. Throws std::bad_alloc.
+  void add(uint16_t parent, std::string_view name);
 
  private:
   struct Entry {
@@ -86,6 +92,7 @@ class Phases {
   // Under mutex_, as all below.
   uint16_t find_or_add(uint16_t parent, std::string_view name);
   uint16_t add_number(uint16_t parent, std::string_view name);
+  void note(const Node& node) noexcept;
   void add_span(const Entry& entry, int64_t end) noexcept;
   std::atomic<Entry*>* find(uint64_t entry) noexcept;  // the link to it; null: it was left
   // Removes the entry that `link` points to; `link` then points to the next older one.
@@ -99,6 +106,7 @@ class Phases {
   uint64_t entries_ = 0;
   std::deque<Node> nodes_{{0, ""}};  // by number
   std::map<std::pair<uint16_t, std::string_view>, uint16_t> numbers_;
+  InternTable* noted_ = nullptr;
   size_t name_bytes_ = 0;
   uint64_t names_dropped_ = 0;
   std::vector<Span> left_;     // a ring of kMaxSpans

@@ -18,7 +18,10 @@ Recorder& Recorder::instance() noexcept {
   return *recorder;
 }
 
-Recorder::Recorder() { init_thread_slots(); }
+Recorder::Recorder() {
+  init_thread_slots();
+  enabled_[2] = 1;
+}
 
 void Recorder::record(const pytracer_event* given) noexcept {
   if (given->action < PYTRACER_ACTION_COUNT) g_recorder.record(*given, given->action);
@@ -144,7 +147,7 @@ void Recorder::stop_walking() noexcept {
 
 void Recorder::code_destroyed(const void* code) noexcept {
   ThreadSlot* slot = thread_slot();
-  if (slot == nullptr) return;
+  if (slot == nullptr || !instance().is_whole()) return;
   HookScope scope(*slot);  // withdraw() waits for the scope, so the table stays valid in it
   StackTable* stacks = instance().stacks_.load(std::memory_order_acquire);
   if (stacks != nullptr) stacks->code_destroyed(code);
@@ -152,7 +155,7 @@ void Recorder::code_destroyed(const void* code) noexcept {
 
 void Recorder::note_use(int device, uint64_t address, TensorRole role) noexcept {
   ThreadSlot* slot = thread_slot();
-  if (slot == nullptr) return;
+  if (slot == nullptr || !instance().is_whole()) return;
   HookScope scope(*slot);  // as above, for the log
   DeviceLog* log = instance().log(device);
   if (log != nullptr) log->note_use(address, role);
@@ -205,7 +208,8 @@ void Recorder::reset_after_fork() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_relaxed);
   stacks_.store(nullptr, std::memory_order_relaxed);
   renewal_.reset();
-  for (uint32_t& flag : enabled_) flag = 0;
+  for (const bool cpu : {true, false}) set_enabled(cpu, false);
+  enabled_[2] = 1;
 }
 
 }  // namespace pytracer

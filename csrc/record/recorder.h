@@ -23,6 +23,7 @@
 #include "record/phases.h"
 #include "record/stack_renewal.h"
 #include "record/stack_table.h"
+#include "support/reserved_array.h"
 
 namespace pytracer {
 
@@ -42,6 +43,8 @@ class Recorder {
   static void record(const pytracer_event* event) noexcept;
   // The flag that hooks read before they call record(): nonzero while anything is recorded there.
   const uint32_t* enabled_flag(bool cpu) const noexcept { return &enabled_[cpu ? 0 : 1]; }
+  // False in a child that was made without the handlers of fork(): it has nothing of what lies in a box.
+  bool is_whole() const noexcept { return __atomic_load_n(&enabled_[2], __ATOMIC_RELAXED) != 0; }
 
   // Any thread, not in a hook.
   void stop_walking() noexcept;
@@ -96,7 +99,8 @@ class Recorder {
   bool forward_wanted_ = false;
   const Phases& phases_ = Phases::instance();
   NodeTypes& node_types_ = NodeTypes::instance();
-  uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
+  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI. And is_whole(). Zeroes in a child.
+  ReservedArray<uint32_t> enabled_{3};
 };
 
 }  // namespace pytracer

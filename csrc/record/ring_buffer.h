@@ -7,7 +7,8 @@
 // 4. The writer announces each event before it writes the slot. copy() looks at the announcement
 //    after it read a slot, so a reader knows which events were overwritten while it read.
 // 5. Stacks may be replaced by equal ones (renew_stacks).
-// 6. Memory is committed as the ring fills: 48 bytes an event.
+// 6. Memory is committed as the ring fills: 48 bytes an event. In a box, the array's count is head(). The
+//    oldest slot of a full ring may be in the middle of a write.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +24,15 @@ namespace pytracer {
 
 class RingBuffer {
  public:
-  explicit RingBuffer(uint32_t capacity) : RingBuffer(capacity, uint64_t{0}) {}
+  explicit RingBuffer(uint32_t capacity, const BoxPart& part = {})
+      : RingBuffer(capacity, uint64_t{0}, part) {}
   // Takes over the newest events of another ring, with their numbers, as a reader of that ring.
   // catch_up() has to follow, unless that ring has no writer.
-  RingBuffer(uint32_t capacity, const RingBuffer& other)
-      : RingBuffer(capacity, other.held(capacity)) {}
+  RingBuffer(uint32_t capacity, const RingBuffer& other, const BoxPart& part = {})
+      : RingBuffer(capacity, other.held(capacity), part) {}
+  // Has these events, of which the first one has the given number.
+  RingBuffer(uint32_t capacity, uint64_t first, const std::vector<Event>& events)
+      : RingBuffer(capacity, Held{first, events}, {}) {}
 
   // Appends what `other` got since, while it has no writer. False: some of that was overwritten.
   bool catch_up(const RingBuffer& other) noexcept {
@@ -57,7 +62,7 @@ class RingBuffer {
     store(4, (uint64_t{event.alloc_stack} << 32) | event.stack);
     store(5, (uint64_t{static_cast<uint8_t>(event.device)} << 56) | (uint64_t{event.action} << 48) |
                  (uint64_t{event.metadata} << 32) | (uint64_t{event.pool} << 16) | event.phase);
-    next_ = next_ + 1 == capacity_ ? 0 : next_ + 1;
+    if (++next_ == limit_) go_on();
     head_.store(sequence + 1, std::memory_order_release);
   }
 
@@ -106,16 +111,28 @@ class RingBuffer {
     events.erase(events.begin(), events.end() - static_cast<ptrdiff_t>(end - first));
     return {first, std::move(events)};
   }
-  RingBuffer(uint32_t capacity, const Held& held) : RingBuffer(capacity, held.first) {
+  RingBuffer(uint32_t capacity, const Held& held, const BoxPart& part)
+      : RingBuffer(capacity, held.first, part) {
     for (const Event& event : held.events) append(event);
   }
-  RingBuffer(uint32_t capacity, uint64_t first)
-      : slots_(capacity),
+  RingBuffer(uint32_t capacity, uint64_t first, const BoxPart& part)
+      : slots_(capacity, part),
         capacity_(capacity),
         first_(first),
         next_(static_cast<uint32_t>(first % capacity)),
-        head_(first),
-        announced_(first) {}
+        limit_(next_),
+        head_(slots_.count()),
+        announced_(first) {
+    head_ = first;
+    if (slots_.entry() != nullptr) slots_.entry()->first = first;
+    go_on();
+  }
+  // The next slot is the first that is not backed, or there is none.
+  __attribute__((noinline, cold)) void go_on() noexcept {
+    if (next_ == capacity_) next_ = 0;
+    limit_ = static_cast<uint32_t>(slots_.back(size_t{next_} + 1));
+    if (limit_ == next_) next_ = 0;  // without address space: the ring has fewer slots
+  }
 
   static constexpr size_t kWords = sizeof(Event) / sizeof(uint64_t);
   struct Slot {
@@ -135,7 +152,8 @@ class RingBuffer {
   const uint32_t capacity_;
   const uint64_t first_;  // number of the first event that this ring ever held
   uint32_t next_;         // slot of the next event: head % capacity, without the division
-  std::atomic<uint64_t> head_;
+  uint32_t limit_;        // slots that are backed
+  std::atomic<uint64_t>& head_;
   std::atomic<uint64_t> announced_;  // the number of events whose slot is or was being written
 };
 

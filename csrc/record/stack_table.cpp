@@ -4,9 +4,14 @@
 
 namespace pytracer {
 
-StackTable::StackTable(uint64_t max_bytes)
-    : max_bytes_(max_bytes), current_(std::make_shared<CallTree>(max_bytes / 2, 0)),
-      known_{current_}, newest_(current_.get()) {}
+StackTable::StackTable(uint64_t max_bytes, std::shared_ptr<Box> box)
+    : max_bytes_(max_bytes), box_(std::move(box)),
+      current_(std::make_shared<CallTree>(max_bytes / 2, 0, box_)), known_{current_},
+      newest_(current_.get()) {}
+
+StackTable::StackTable(std::shared_ptr<CallTree> current, std::shared_ptr<CallTree> old)
+    : max_bytes_(0), current_(std::move(current)), old_(std::move(old)), known_{old_, current_},
+      newest_(current_.get()) {}
 
 uint64_t StackTable::new_seed() noexcept {
   static std::atomic<uint64_t> last{0};
@@ -72,7 +77,7 @@ bool StackTable::begin_generation() noexcept {
     const uint32_t last = current_->last_stack();
     // After 500 million stacks, numbers are given out again.
     const bool has_numbers = kMostStacks - last > max_bytes_ / CallTree::kStackBytes;
-    auto fresh = std::make_shared<CallTree>(max_bytes_ / 2, has_numbers ? last : 0);
+    auto fresh = std::make_shared<CallTree>(max_bytes_ / 2, has_numbers ? last : 0, box_);
     // What hooks add meanwhile must leave room for the copies.
     const uint64_t taken = current_->counts().bytes, empty = fresh->counts().bytes;
     fresh->reserve(taken - std::min(taken, empty));
@@ -153,41 +158,12 @@ std::shared_ptr<const CallTree> StackTable::generation_of(uint32_t stack) const 
 }
 
 void StackTable::code_destroyed(const void* pointer) noexcept {
-  for (bool is_retired = false; !is_retired;) {
-    // Without memory for a copy of the list. If it changes meanwhile, a tree that is left out is not ready
-    // to be retired.
-    for (size_t i = 0;; ++i) {
-      std::shared_ptr<CallTree> tree;
-      {
-        std::lock_guard lock(mutex_);
-        if (i >= known_.size()) break;
-        tree = known_[i].lock();
-      }
-      if (tree) tree->resolve_code(pointer, mutex_);
-    }
-    std::lock_guard lock(mutex_);
-    is_retired = true;
-    for (const std::weak_ptr<CallTree>& each : known_) {
-      if (const auto tree = each.lock()) is_retired &= tree->retire(pointer);
-    }
-    // The address may now be given to another code object: no memo must have it.
-    if (is_retired) seed_.store(new_seed(), std::memory_order_release);
+  std::lock_guard lock(mutex_);
+  for (const std::weak_ptr<CallTree>& each : known_) {
+    if (const auto tree = each.lock()) tree->retire(pointer);
   }
-}
-
-void StackTable::resolve() {
-  // A generation that begins meanwhile may have copies of frames that were not read yet.
-  for (uint64_t read = 0;;) {
-    std::vector<std::shared_ptr<CallTree>> trees;
-    {
-      std::lock_guard lock(mutex_);
-      if (std::exchange(read, generations_) == generations_) return;
-      for (const std::weak_ptr<CallTree>& each : known_) {
-        if (auto tree = each.lock()) trees.push_back(std::move(tree));
-      }
-    }
-    for (const auto& tree : trees) tree->resolve(mutex_);
-  }
+  // The address may now be given to another code object: no memo must have it.
+  seed_.store(new_seed(), std::memory_order_release);
 }
 
 StackTable::Stats StackTable::stats() const {

@@ -9,9 +9,7 @@
 //    Python has.
 // 3. A walk with a stack that has no room gets 0 and is counted.
 // 4. find_or_intern() is lock-free for stacks that are known. Otherwise it takes a mutex, which is held
-//    for microseconds: under it nothing calls Python, waits, or touches much memory.
-// 5. Names and lines are read from code objects only with the GIL, which guards them, and without
-//    the mutex: at export, or when the code object is destroyed.
+//    for microseconds: under it nothing needs the GIL, waits, or touches much memory.
 #pragma once
 
 #include <atomic>
@@ -32,7 +30,10 @@ class StackTable {
     uint64_t stacks, frames, codes, bytes, max_bytes, truncated, dropped, generations;
   };
 
-  explicit StackTable(uint64_t max_bytes);
+  explicit StackTable(uint64_t max_bytes, std::shared_ptr<Box> box = nullptr);
+
+  // What another process had; `old` may be null. Nothing is added.
+  StackTable(std::shared_ptr<CallTree> current, std::shared_ptr<CallTree> old);
 
   // In a hook, any thread. The seed of walks, which changes whenever a node of a memo may mean other
   // frames; each table has its own ones. And the generation, which is 0 for none.
@@ -69,9 +70,8 @@ class StackTable {
   // The generation of a stack, as long as somebody has it; null: nobody has.
   std::shared_ptr<const CallTree> generation_of(uint32_t stack) const;
 
-  // With the GIL.
+  // With the GIL. No frame runs the code object.
   void code_destroyed(const void* pointer) noexcept;
-  void resolve();  // reads the lines of all frames and the names of all code objects
 
   Stats stats() const;  // any thread
 
@@ -88,6 +88,7 @@ class StackTable {
 
   mutable std::mutex mutex_;  // guards all below, except where a comment says otherwise
   const uint64_t max_bytes_;
+  const std::shared_ptr<Box> box_;
   std::shared_ptr<CallTree> current_, old_;  // old_: null once its stacks are copied
   std::vector<std::weak_ptr<CallTree>> known_;  // those that somebody may have
   std::atomic<CallTree*> newest_;               // current_

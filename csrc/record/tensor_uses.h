@@ -39,21 +39,26 @@ class TensorUses {
  public:
   static constexpr uint32_t kMost = 1u << 15;
 
+  explicit TensorUses(const BoxPart& part) : uses_(kMost, part) {}
+
   void note(uint64_t sequence, uint64_t address, TensorRole role) noexcept {
-    uses_[count_++ % kMost] = {sequence, address & (~uint64_t{0} >> 8), static_cast<uint8_t>(role)};
+    const uint64_t number = uses_.count();
+    if (uses_.back(std::min<uint64_t>(number + 1, kMost)) <= number % kMost) return;
+    uses_[number % kMost] = {sequence, address & (~uint64_t{0} >> 8), static_cast<uint8_t>(role)};
+    uses_.count().store(number + 1, std::memory_order_relaxed);
   }
 
   // Copies the uses from number `next` on, at most `most`. Returns how many; `next` moves behind them.
   uint64_t copy(uint64_t& next, uint64_t most, TensorUse* out) const noexcept {
-    next = std::max(next, count_ - std::min<uint64_t>(count_, kMost));
-    const uint64_t copied = std::min(count_ - next, most);
+    const uint64_t count = uses_.count();
+    next = std::max(next, count - std::min<uint64_t>(count, kMost));
+    const uint64_t copied = std::min(count - next, most);
     for (uint64_t i = 0; i < copied; ++i) out[i] = uses_[next++ % kMost];
     return copied;
   }
 
  private:
-  ReservedArray<TensorUse> uses_{kMost};
-  uint64_t count_ = 0;
+  ReservedArray<TensorUse> uses_;  // its count: of all that were ever noted
 };
 
 }  // namespace pytracer

@@ -12,6 +12,7 @@ namespace pytracer {
 
 void Registry::after_fork_in_child() noexcept {
   Registry& registry = instance();
+  Box::after_fork_in_child();
   registry.recorder_.reset_after_fork();
   new (&registry.control_) std::mutex;
   // A device that was in use is lost to the child, and its lock may be held for ever.
@@ -21,6 +22,8 @@ void Registry::after_fork_in_child() noexcept {
   new (&registry.sessions_) std::vector<Session*>();
   new (&registry.logs_) std::vector<std::shared_ptr<DeviceLog>>();
   new (&registry.stacks_) std::shared_ptr<StackTable>();
+  new (&registry.box_) std::shared_ptr<Box>();
+  new (&registry.notes_) std::unique_ptr<BoxNotes>();
   registry.process_number_.fetch_add(1, std::memory_order_relaxed);
   reset_thread_slots_after_fork();
 }

@@ -22,7 +22,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
   // Whatever may throw comes first.
   Resources resources;
   std::vector<std::shared_ptr<DeviceLog>> logs = logs_;
-  resources.stacks = stacks_ ? stacks_ : std::make_shared<StackTable>(options.max_stack_bytes);
+  resources.stacks = stacks_ ? stacks_ : std::make_shared<StackTable>(options.max_stack_bytes, box_);
   for (const int device : options.devices) {
     const auto found = std::find_if(logs.begin(), logs.end(),
                                     [&](const auto& log) { return log->device() == device; });
@@ -30,7 +30,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
       resize_ring(**found, std::max(options.max_entries, (*found)->max_entries()));
       resources.logs.push_back(*found);
     } else {
-      logs.push_back(std::make_shared<DeviceLog>(device, options.max_entries));
+      logs.push_back(std::make_shared<DeviceLog>(device, options.max_entries, box_));
       resources.logs.push_back(logs.back());
     }
   }
@@ -73,6 +73,38 @@ void Registry::remove(Session& session) noexcept {
   recorder_.withdraw();
   logs_.clear();
   stacks_.reset();
+  notes_.reset();
+  if (box_) box_->close_file();  // a view may still need what is in it
+  box_.reset();
+}
+
+void Registry::open_box(int file) {
+  std::lock_guard lock(control_);
+  if (!sessions_.empty() || box_) throw Error("this process is recorded already");
+  auto box = std::make_shared<Box>(file);
+  notes_ = std::make_unique<BoxNotes>(box);
+  box_ = std::move(box);
+  note_clocks();
+}
+
+void Registry::describe_box(std::string_view text) {
+  std::lock_guard lock(control_);
+  if (!notes_) return;
+  note_clocks();
+  notes_->describe(text);
+}
+
+void Registry::note_step(const Session& session, uint32_t number, int64_t ticks,
+                         const std::vector<uint64_t>& begins) {
+  if (!notes_ || sessions_.empty() || sessions_.front() != &session) return;
+  note_clocks();
+  const std::vector<int>& devices = session.devices();
+  for (size_t i = 0; i < begins.size(); ++i) notes_->note_step({begins[i], ticks, number, devices[i]});
+}
+
+void Registry::note_clocks() noexcept {
+  notes_->note_clock(clock_.pair());
+  if (accelerator_clock_) notes_->note_accelerator_clock(accelerator_clock_->pair());
 }
 
 void Registry::apply_wishes() {

@@ -17,10 +17,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "record/clock.h"
 #include "record/recorder.h"
+#include "session/box_notes.h"
 #include "view/allocator_state.h"
 
 namespace pytracer {
@@ -61,7 +63,16 @@ class Registry {
   // not report, by the clock of its other events. Throws std::system_error: there is no thread.
   void record_oom(int device, uint64_t requested_size, uint64_t free_size);
 
+  // Any thread, not under control(). Has what is recorded lie in a box, from the first session on. Takes over
+  // the descriptor of an empty file. Throws Error: there already is a session, or the file system cannot.
+  void open_box(int file);
+  // As BoxNotes::describe(); does nothing without a box.
+  void describe_box(std::string_view text);
+
   // Under control(), all below.
+  // Notes that a step of a session begins, if the box is this session's.
+  void note_step(const Session& session, uint32_t number, int64_t ticks,
+                 const std::vector<uint64_t>& begins);
   struct Resources {
     std::vector<std::shared_ptr<DeviceLog>> logs;  // in the order of the session's devices
     std::shared_ptr<StackTable> stacks;
@@ -89,6 +100,7 @@ class Registry {
  private:
   Registry();
   void resize_ring(DeviceLog& log, uint32_t max_entries);
+  void note_clocks() noexcept;
   static void after_fork_in_child() noexcept;  // session/fork.cpp
 
   Recorder& recorder_ = Recorder::instance();
@@ -96,6 +108,8 @@ class Registry {
   std::vector<Session*> sessions_;
   std::vector<std::shared_ptr<DeviceLog>> logs_;
   std::shared_ptr<StackTable> stacks_;
+  std::shared_ptr<Box> box_;
+  std::unique_ptr<BoxNotes> notes_;  // null without a box
   const pytracer_hook* accelerator_ = nullptr;
   const pytracer_hook* host_ = nullptr;
   WallClock clock_{&now_ticks};

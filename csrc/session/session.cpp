@@ -18,7 +18,9 @@ Session::~Session() {
   if (registered_) registry_.remove(*this);
 }
 
-bool Session::is_ours() const noexcept { return process_number_ == registry_.process_number(); }
+bool Session::is_ours() const noexcept {
+  return process_number_ == registry_.process_number() && Recorder::instance().is_whole();
+}
 
 SessionOptions Session::options() {
   std::lock_guard lock(registry_.control());
@@ -73,6 +75,7 @@ void Session::set_mode(Mode mode, bool paused, bool keeps_events) {
   } else if (mode_ == Mode::off) {
     steps.push_back({step_, ticks, {}});
     for (const Cursor& cursor : cursors) steps.back().begins.push_back(cursor.begin);
+    registry_.note_step(*this, step_, ticks, steps.back().begins);
   } else {
     steps.push_back(steps_.back());
   }
@@ -113,6 +116,7 @@ void Session::begin_step(uint32_t number, bool replaces) {
 
 void Session::add_step(int64_t ticks, std::vector<uint64_t> begins) {
   const size_t most = mode_ == Mode::state ? 1 : kMaxSteps;  // without events, only the current one
+  registry_.note_step(*this, step_, ticks, begins);
   steps_.push_back({step_, ticks, std::move(begins)});
   while (steps_.size() > most) steps_.pop_front();
 }

@@ -79,6 +79,7 @@ class Session {
   // exists. Throws std::bad_alloc.
   StackTable::Generations keep_returned();
   SessionOptions options();
+  const std::vector<int>& devices() const noexcept { return options_.devices; }  // they never change
   // Started and not stopped; true while paused too.
   bool recording() const noexcept { return mode_ != Mode::off && is_ours(); }
   // False in a child that was forked after the session was made.

@@ -25,8 +25,7 @@ struct SnapshotExtras {
   FileNames file_names = {};
 };
 
-// Writes the snapshot. Lines and names must be resolved (StackTable::resolve). Takes no lock; any
-// thread, without the GIL. Throws IoError, bad_alloc.
+// Writes the snapshot. Takes no lock; any thread, without the GIL. Throws IoError, bad_alloc.
 void write_snapshot(const View& view, const SnapshotExtras& extras, ByteSink& sink);
 
 }  // namespace pytracer

@@ -1,6 +1,4 @@
-// Writes stacks into a pickle: each list of frames, each frame and each string once.
-//
-// Lines and names must be resolved (StackTable::resolve). One thread.
+// Writes stacks into a pickle: each list of frames, each frame and each string once. One thread.
 #pragma once
 
 #include <algorithm>

@@ -22,17 +22,17 @@ uint32_t InternTable::find(std::string_view bytes) const noexcept {
 }
 
 uint32_t InternTable::intern(std::string_view bytes) noexcept {
+  if (bytes.empty()) return 0;
   if (last_ != 0 && at(last_) == bytes) return last_;
   if (const uint32_t known = find(bytes)) return last_ = known;
-  if (strings_.is_full() || bytes.size() > bytes_.capacity() - used_bytes_) {
+  const auto used = static_cast<uint32_t>(bytes_.count()), size = static_cast<uint32_t>(bytes.size());
+  if (strings_.is_full() || bytes.size() > bytes_.capacity() - used || bytes_.back(used + size) < used + size) {
     dropped_.store(dropped_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return 0;
   }
-  const auto size = static_cast<uint32_t>(bytes.size());
-  std::memcpy(&bytes_[used_bytes_], bytes.data(), size);
-  last_ = strings_.add({hash_of(bytes), 0, used_bytes_, size});
-  used_bytes_ += size;
-  return last_;
+  std::memcpy(&bytes_[used], bytes.data(), size);
+  bytes_.count().store(used + size, std::memory_order_relaxed);
+  return last_ = strings_.add({hash_of(bytes), 0, used, size});
 }
 
 }  // namespace pytracer

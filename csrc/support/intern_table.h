@@ -18,21 +18,6 @@ namespace pytracer {
 
 class InternTable {
  public:
-  explicit InternTable(uint32_t max_bytes, uint32_t max_strings = UINT16_MAX)
-      : bytes_(max_bytes), strings_(max_strings) {}
-
-  uint32_t intern(std::string_view bytes) noexcept;  // writer
-  std::string_view at(uint32_t number) const noexcept {
-    const String& string = strings_[number];
-    return {&bytes_[string.begin], string.size};
-  }
-  // What intern() would take; 0: the string is known.
-  uint64_t growth(std::string_view bytes) const noexcept {
-    return find(bytes) != 0 ? 0 : bytes.size() + kStringBytes;
-  }
-  uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
-
- private:
   struct String {
     uint64_t hash() const noexcept { return hash_of; }
     uint32_t hash_of;
@@ -41,11 +26,25 @@ class InternTable {
     uint32_t size;
   };
 
+  explicit InternTable(uint32_t max_bytes, uint32_t max_strings = UINT16_MAX, BoxPart part = {})
+      : strings_(max_strings, part), bytes_(max_bytes, (part.array = 1, part)) {}
+
+  uint32_t intern(std::string_view bytes) noexcept;  // writer
+  std::string_view at(uint32_t number) const noexcept {
+    const String& string = strings_[number];
+    return {&bytes_[string.begin], string.size};
+  }
+  // What intern() would take; 0: the string is known, or empty.
+  uint64_t growth(std::string_view bytes) const noexcept {
+    return bytes.empty() || find(bytes) != 0 ? 0 : bytes.size() + kStringBytes;
+  }
+  uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
   uint32_t find(std::string_view bytes) const noexcept;
 
-  ReservedArray<char> bytes_;
-  Interner<String> strings_;  // [0]: the empty string
-  uint32_t used_bytes_ = 0;
+  Interner<String> strings_;   // [0]: the empty string
+  ReservedArray<char> bytes_;  // of strings one after another; its count: how many
   uint32_t last_ = 0;  // the number that intern() returned last
   std::atomic<uint64_t> dropped_{0};
 

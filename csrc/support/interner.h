@@ -5,6 +5,7 @@
 // 2. One writer at a time. find() may run on any thread meanwhile: it then may miss an item, but
 //    never finds another one. What `matches` reads, and add() does not write, is the user's concern.
 // 3. Items keep their numbers and places. Item 0 is all zeroes, and stands for "none".
+// 4. In a box, the array's count is the items' count.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,10 @@ namespace pytracer {
 template <class Item>
 class Interner {
  public:
-  explicit Interner(uint32_t most) : items_{ReservedArray<Item>(size_t{most} + 1)}, index_(items_, most) {}
+  explicit Interner(uint32_t most, const BoxPart& part = {})
+      : items_{ReservedArray<Item>(size_t{most} + 1, part)}, index_(items_, most) {
+    items_.all.back(1);
+  }
 
   // The number of an item with this hash for which `matches(number)`; 0: there is none.
   template <class Matches>
@@ -26,19 +30,24 @@ class Interner {
   }
   // Only if there is room, and the item is not there yet.
   uint32_t add(const Item& item) noexcept {
-    items_.all[++count_] = item;
-    index_.insert(count_);
-    return count_;
+    const uint32_t number = count() + 1;
+    items_.all[number] = item;
+    items_.all.count().store(number, std::memory_order_release);
+    index_.insert(number);
+    return number;
   }
   Item& operator[](uint32_t number) noexcept { return items_.all[number]; }
   const Item& operator[](uint32_t number) const noexcept { return items_.all[number]; }
-  uint32_t count() const noexcept { return count_; }
-  bool is_full() const noexcept { return count_ + 1 == items_.all.capacity(); }
+  uint32_t count() const noexcept {
+    return static_cast<uint32_t>(items_.all.count().load(std::memory_order_acquire));
+  }
+  // One thread at a time. Otherwise there is room for one more.
+  bool is_full() noexcept { return items_.all.back(size_t{count()} + 2) < size_t{count()} + 2; }
 
   // Forgets all items. In a fork handler too.
   void clear() noexcept {
     index_.clear();
-    count_ = 0;
+    items_.all.count() = 0;
   }
 
   // What an item takes, with its place in the index.
@@ -51,7 +60,6 @@ class Interner {
     ReservedArray<Item> all;
   } items_;
   LinearHash<Items> index_;
-  uint32_t count_ = 0;
 };
 
 }  // namespace pytracer

@@ -2,20 +2,26 @@
 //
 // 1. The address range is reserved once and never moves: references and lock-free readers stay
 //    valid for the array's lifetime.
-// 2. Pages are committed, zero-filled, at the first touch.
+// 2. Pages are committed, zero-filled, at the first touch. Of an array in a box, back() comes first.
 // 3. A forked child sees zeroes (where the kernel can do that), so fork copies nothing.
-// 4. Only the constructors take address space. Nothing else allocates or throws.
+// 4. Only the constructors and back() take address space. Nothing else allocates or throws.
+// 5. count() is its user's; in a box, the reader of the box finds it there.
 #pragma once
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
 #include <type_traits>
 
+#include "support/box.h"
 #include "support/error.h"
 
 namespace pytracer {
@@ -26,7 +32,9 @@ class ReservedArray {
 
  public:
   // Throws Error if there is not enough address space.
-  explicit ReservedArray(size_t capacity) : ReservedArray(capacity, std::nothrow) {
+  explicit ReservedArray(size_t capacity) : ReservedArray(capacity, BoxPart{}) {}
+  // In a box, if there is one and it has room.
+  ReservedArray(size_t capacity, const BoxPart& part) : ReservedArray(capacity, part, std::nothrow) {
     if (!has_memory()) {
       throw Error("cannot reserve " + std::to_string(bytes_) + " bytes of address space: " +
                   std::strerror(errno));
@@ -34,17 +42,13 @@ class ReservedArray {
   }
   // For hooks: without enough address space, the array has no memory and must not be used.
   ReservedArray(size_t capacity, const std::nothrow_t&) noexcept
-      : bytes_((capacity > 0 ? capacity : 1) * sizeof(T)) {
-    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return;
-    // Both may be refused: then memory is committed in larger pieces, and a fork copies the pages.
-    madvise(memory, bytes_, MADV_NOHUGEPAGE);
-    madvise(memory, bytes_, MADV_WIPEONFORK);
-    data_ = static_cast<T*>(memory);
-  }
+      : ReservedArray(capacity, BoxPart{}, std::nothrow) {}
   ~ReservedArray() {
-    if (data_ != nullptr) munmap(static_cast<void*>(data_), bytes_);
+    if (box_) {
+      box_->give_back(place_);
+    } else if (data_ != nullptr) {
+      munmap(static_cast<void*>(data_), bytes_);
+    }
   }
   ReservedArray(const ReservedArray&) = delete;
   ReservedArray& operator=(const ReservedArray&) = delete;
@@ -54,7 +58,19 @@ class ReservedArray {
   size_t capacity() const noexcept { return bytes_ / sizeof(T); }
   bool has_memory() const noexcept { return data_ != nullptr; }
 
-  // Sets all elements to zero. In a fork handler too.
+  std::atomic<uint64_t>& count() const noexcept { return *count_; }
+  BoxEntry* entry() noexcept { return place_.entry; }  // null: in no box
+
+  // Makes the first elements usable, which may be some more. Returns how many are: fewer than wanted only if
+  // there is no address space. One thread at a time.
+  size_t back(size_t wanted) noexcept {
+    if (box_ && wanted * sizeof(T) > backed_ && wanted <= capacity()) {
+      backed_ = box_->back(place_, wanted * sizeof(T));
+    }
+    return std::min(backed_ / sizeof(T), capacity());
+  }
+
+  // Sets all elements to zero. In a fork handler too. Not in a box.
   void clear() noexcept {
     if (madvise(static_cast<void*>(data_), bytes_, MADV_DONTNEED) != 0) {
       std::memset(static_cast<void*>(data_), 0, bytes_);
@@ -62,8 +78,32 @@ class ReservedArray {
   }
 
  private:
+  ReservedArray(size_t capacity, const BoxPart& part, const std::nothrow_t&) noexcept
+      : bytes_((capacity > 0 ? capacity : 1) * sizeof(T)) {
+    if (part.box) place_ = part.box->take(part, bytes_, sizeof(T));
+    if (place_.memory != nullptr) {
+      box_ = part.box;
+      count_ = &place_.entry->count;
+      data_ = reinterpret_cast<T*>(place_.memory);
+      return;
+    }
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return;
+    // Both may be refused: then memory is committed in larger pieces, and a fork copies the pages.
+    madvise(memory, bytes_, MADV_NOHUGEPAGE);
+    madvise(memory, bytes_, MADV_WIPEONFORK);
+    data_ = static_cast<T*>(memory);
+    backed_ = bytes_;
+  }
+
   size_t bytes_;
   T* data_ = nullptr;
+  size_t backed_ = 0;  // bytes
+  std::shared_ptr<Box> box_;
+  Box::Place place_;
+  std::atomic<uint64_t> own_count_{0};
+  std::atomic<uint64_t>* count_ = &own_count_;
 };
 
 }  // namespace pytracer

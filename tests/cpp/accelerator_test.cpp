@@ -500,7 +500,6 @@ TEST(an_accelerators_snapshot_has_its_segments_pools_and_labels) {
   const pytracer_labels broken = {"", "not \xff text", ""};
   record(0, PYTRACER_ALLOC, 8192, 500, 0, &broken, 7);
   const View view = recording.session.view();
-  view.stacks->resolve();
   MemorySink sink;
   write_snapshot(view, {"", {{0, ""}}}, sink);
   for (const char* text : {"active_allocated", "inactive", "0/0", "mine", "inside",

@@ -18,10 +18,14 @@ struct FrameAccess {
   }
 };
 
+std::string_view in_buffer(const std::string& text, pytracer::NameBuffer& buffer) {
+  if (text.size() > sizeof(buffer.bytes)) return {};
+  return {buffer.bytes, text.copy(buffer.bytes, sizeof(buffer.bytes))};
+}
+
 }  // namespace
 
 std::string folder_of_files;
-std::function<void()> while_a_name_is_read;
 
 void run_frames(std::vector<RawFrame> frames) { t_frames = std::move(frames); }
 
@@ -50,13 +54,12 @@ void watch_code(void (*)(const void*)) {}
 int32_t code_line(const void* code, int32_t offset) noexcept {
   return static_cast<int32_t>(reinterpret_cast<uintptr_t>(code) % 1000) + offset;
 }
-std::string code_name(const void* code) {
-  return "f" + std::to_string(reinterpret_cast<uintptr_t>(code));
+std::string_view code_name(const void* code, NameBuffer& buffer) noexcept {
+  return in_buffer("f" + std::to_string(reinterpret_cast<uintptr_t>(code)), buffer);
 }
-std::string code_filename(const void* code) {
-  if (while_a_name_is_read) while_a_name_is_read();
+std::string_view code_filename(const void* code, NameBuffer& buffer) noexcept {
   if (folder_of_files.empty()) return "file.py";
-  return folder_of_files + std::to_string(reinterpret_cast<uintptr_t>(code)) + ".py";
+  return in_buffer(folder_of_files + std::to_string(reinterpret_cast<uintptr_t>(code)) + ".py", buffer);
 }
 
 }  // namespace pytracer

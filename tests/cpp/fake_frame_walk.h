@@ -1,7 +1,6 @@
 // Replaces csrc/frames in the C++ tests: each thread "runs" the frames that the test sets.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,5 +12,3 @@ pytracer::RawFrame frame_at(uintptr_t code, int32_t offset);
 // The folder of the file name that code_filename() derives from the code object; if it is empty,
 // all files are "file.py".
 extern std::string folder_of_files;
-// Called by code_filename(), as if another thread ran at that time; empty for no call.
-extern std::function<void()> while_a_name_is_read;

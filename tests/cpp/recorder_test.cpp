@@ -278,7 +278,6 @@ TEST(options_may_change_without_losing_events) {
   const View view = session.view();
   const std::vector<Event> events = copy_events(view.devices[0]);
   CHECK(events.size() == 7 && events[2].stack == 0 && events[3].stack != 0);
-  view.stacks->resolve();
   CHECK(frames_of(*view.stacks, events[3].stack).innermost_first.size() == 2);
   session.change(1, 2, Context::all);
   CHECK(copy_events(session.view().devices[0]).size() == 1);
@@ -479,8 +478,7 @@ TEST(a_snapshot_is_written_while_the_ring_is_lapped) {
   for (int i = 0; i < 15 || laps < 10; ++i) {
     const View view = session.view();
     laps = view.devices[0].capture.end / 20'000;
-    view.stacks->resolve();
-    MemorySink sink;
+      MemorySink sink;
     write_snapshot(view, {}, sink);
     CHECK(sink.bytes.size() > 100 && sink.bytes.back() == '.');
   }

@@ -143,7 +143,6 @@ TEST(what_a_table_has_of_dropped_functions_is_given_up) {
     run_frames({frame_at(code, 1), frame_at(code, 2), frame_at(1, 3)});
     alloc(64, 8);
     release(64);
-    if (code % 100 == 0) session.view().stacks->resolve();  // reads the names of living functions
     Recorder::code_destroyed(reinterpret_cast<const void*>(code));
   }
   // WHEN new functions run THEN they have stacks, and the table has next to nothing of the others
@@ -155,7 +154,6 @@ TEST(what_a_table_has_of_dropped_functions_is_given_up) {
   alloc(64, 8);
   release(64);
   const View view = session.view();
-  view.stacks->resolve();
   for (const Event& event : copy_events(view.devices[0])) {
     CHECK(event.stack != 0);
     const std::string name = name_of(*view.stacks, event.stack);
@@ -364,10 +362,6 @@ TEST(functions_are_dropped_while_threads_record) {
   }
   for (int i = 0; i < 100 || stacks_of(session).generations < 5; ++i) {
     const View view = session.view();
-    {
-      std::lock_guard lock(gil);
-      view.stacks->resolve();
-    }
     for (const Event& event : copy_events(view.devices[0])) {
       if (event.stack == 0) continue;
       CHECK(name_of(*view.stacks, event.stack) == "f" + std::to_string(event.size));

@@ -18,7 +18,6 @@ TEST(stacks_are_stored_once) {
   const uint32_t second = stack_here(table);
   run_frames({frame_at(1, 10), frame_at(2, 20)});
   CHECK(first != 0 && second != 0 && first != second && stack_here(table) == first);
-  table.resolve();
   const CallTree::Frames frames = frames_of(table, first);
   CHECK(frames.innermost_first.size() == 2 && !frames.is_truncated);
   CHECK(frame_of(table, first, 0).line == 11 && name_of(table, first) == "f1");
@@ -119,32 +118,8 @@ TEST(a_full_table_keeps_what_it_has) {
   CHECK(known != 0 && stack_here(table) == known);
 }
 
-TEST(a_name_keeps_its_room_while_it_is_read) {
-  // GIVEN a code object, and other threads that fill the table while the object's name is read
-  StackTable table(1 << 16);
-  run_frames({frame_at(1, 1)});
-  const uint32_t first = stack_here(table);
-  while_a_name_is_read = [&] {
-    while_a_name_is_read = nullptr;
-    for (uintptr_t code = 1000; table.stats().dropped == 0; ++code) {
-      run_frames({frame_at(code, 1)});
-      stack_here(table);
-    }
-    for (int32_t offset = 2; table.stats().dropped < 2; ++offset) {  // smaller: no new name
-      run_frames({frame_at(1000, offset)});
-      stack_here(table);
-    }
-  };
-  // WHEN the name is read
-  table.code_destroyed(reinterpret_cast<const void*>(1));
-  while_a_name_is_read = nullptr;
-  // THEN the table has the name, within the bound
-  CHECK(name_of(table, first) == "f1" && filename_of(table, first) == "file.py");
-  CHECK(table.stats().bytes <= table.stats().max_bytes);
-}
-
 TEST(names_of_usual_length_fit_into_a_full_table) {
-  // GIVEN a table that is full of code objects, whose names are read later
+  // GIVEN a table that is full of code objects
   folder_of_files = std::string(100, '/');
   StackTable table(1 << 18);
   std::vector<uint32_t> stacks;
@@ -153,8 +128,6 @@ TEST(names_of_usual_length_fit_into_a_full_table) {
     stacks.push_back(stack_here(table));
   }
   stacks.pop_back();  // this stack had no room
-  // WHEN the names are read
-  table.resolve();
   folder_of_files.clear();
   // THEN each code object has its names
   CHECK(stacks.size() > 100);
@@ -171,7 +144,7 @@ TEST(a_deep_stack_of_few_functions_fits) {
   CHECK(stack_here(table, 1000) != 0);
 }
 
-// Threads look up and intern the same stacks while code objects are destroyed and lines resolved.
+// Threads look up and intern the same stacks while code objects are destroyed.
 TEST(stacks_from_many_threads) {
   StackTable table(8 << 20);
   std::vector<std::thread> threads;
@@ -190,8 +163,7 @@ TEST(stacks_from_many_threads) {
   for (uintptr_t code = 1000; code < 1200; ++code) {
     run_frames({frame_at(code, 1)});
     stack_here(table);
-    table.resolve();
-    table.code_destroyed(reinterpret_cast<const void*>(code));
+      table.code_destroyed(reinterpret_cast<const void*>(code));
   }
   for (std::thread& thread : threads) thread.join();
   CHECK(table.stats().codes == 205);

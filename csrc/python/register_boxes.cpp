@@ -1,0 +1,38 @@
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "python/registers.h"
+#include "restore/restored_view.h"
+#include "session/registry.h"
+#include "support/python/gil.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+void register_boxes(py::module_& core) {
+  core.def("open_box", [](int file) { outside_gil([&] { Registry::instance().open_box(file); }); },
+           py::arg("file"));
+  core.def(
+      "describe_box",
+      [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); },
+      py::arg("text"));
+  core.attr("MAX_DESCRIPTION") = BoxNotes::kMaxDescription;
+  py::class_<BoxReader>(core, "Box")
+      .def(py::init<int>(), py::arg("file"))
+      .def_property_readonly("description", [](const BoxReader& box) { return py::bytes(description_of(box)); })
+      .def_property_readonly("is_cut", &BoxReader::is_cut)
+      .def(
+          "view",
+          [](const BoxReader& box, uint32_t stack_depth, uint8_t context, bool forward_stacks,
+             bool is_same_boot) {
+            return outside_gil([&] {
+              return restored_view(
+                  box, {stack_depth, static_cast<Context>(context), forward_stacks, is_same_boot});
+            });
+          },
+          py::arg("stack_depth"), py::arg("context"), py::arg("forward_stacks"), py::arg("is_same_boot"));
+}
+
+}  // namespace pytracer

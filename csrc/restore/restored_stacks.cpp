@@ -1,0 +1,85 @@
+#include "restore/restored_stacks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pytracer {
+
+namespace {
+
+struct Tree {
+  uint64_t serial;
+  uint32_t base;
+  CallTree::Rows rows;
+  bool has(uint32_t stack) const noexcept { return stack - base - 1 < rows.nodes.size(); }
+};
+
+// The first node that cannot be, or the number of nodes. All readers end at a node without a frame.
+size_t first_damaged(const Tree& tree, size_t node_types, size_t phases, const std::vector<Tree>& all) {
+  const auto& nodes = tree.rows.nodes;
+  const auto is_known = [&](uint32_t stack) {
+    return std::any_of(all.begin(), all.end(), [&](const Tree& each) { return each.has(stack); });
+  };
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const uint32_t frame = nodes[i].frame;
+    if (frame == 0) continue;  // a base
+    const uint32_t outer = CallTree::outer_of(nodes[i]);
+    if (outer > i) return i;  // node i has the number i + 1
+    if (!StackLink::is_link(frame)) {
+      const bool is_in_link = outer != 0 && StackLink::is_link(nodes[outer - 1].frame);
+      if (frame > tree.rows.frames.size() || is_in_link) return i;
+    } else if (const uint32_t forward = StackLink::forward_of(frame)) {
+      if (!is_known(forward)) return i;
+    } else if (!StackLink::is_parameter(frame) &&
+               (StackLink::node_of(frame) > node_types || StackLink::phase_of(frame) > phases)) {
+      return i;
+    }
+  }
+  return nodes.size();
+}
+
+}  // namespace
+
+std::shared_ptr<StackTable> restored_stacks(const BoxReader& box, size_t node_types, size_t phases) {
+  std::vector<Tree> trees;
+  for (const BoxReader::Array& array : box.arrays()) {
+    if (array.kind != BoxKind::nodes || &array != box.newest(BoxKind::nodes, 0, array.number)) continue;
+    const auto rows = [&](BoxKind kind) { return box.newest(kind, 0, array.number); };
+    const BoxReader::Array* const codes = rows(BoxKind::codes);
+    const BoxReader::Array* const frames = rows(BoxKind::frames);
+    if (codes == nullptr || frames == nullptr) continue;
+    trees.push_back({array.serial, array.number,
+                     {box.items<CallTree::Code>(codes, 1, codes->count + 1),
+                      box.items<CallTree::Frame>(frames, 1, frames->count + 1),
+                      box.items<CallTree::Node>(&array, 1, array.count + 1),
+                      box.names(BoxKind::names, 0, array.number)}});
+  }
+  std::sort(trees.begin(), trees.end(), [](const Tree& a, const Tree& b) { return a.serial > b.serial; });
+  if (trees.size() > 2) trees.resize(2);  // the others were kept by readers
+  for (Tree& tree : trees) {
+    auto& [codes, frames, nodes, names] = tree.rows;
+    for (CallTree::Code& code : codes) {
+      if (code.filename > names.size()) code.filename = 0;
+      if (code.name > names.size()) code.name = 0;
+    }
+    for (CallTree::Frame& frame : frames) {
+      if (frame.code > codes.size()) frame.code = 0;
+    }
+  }
+  for (bool is_sound = false; !is_sound;) {  // links may lead to what is left out in another tree
+    is_sound = true;
+    for (Tree& tree : trees) {
+      const size_t sound = first_damaged(tree, node_types, phases, trees);
+      is_sound &= sound == tree.rows.nodes.size();
+      tree.rows.nodes.resize(sound);
+    }
+  }
+  const auto made = [&](size_t i) {
+    return i < trees.size() ? std::make_shared<CallTree>(trees[i].rows, trees[i].base) : nullptr;
+  };
+  auto current = made(0);
+  if (!current) current = std::make_shared<CallTree>(CallTree::Rows{}, 0);
+  return std::make_shared<StackTable>(std::move(current), made(1));
+}
+
+}  // namespace pytracer

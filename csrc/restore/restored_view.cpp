@@ -1,0 +1,208 @@
+#include "restore/restored_view.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "record/node_types.h"
+#include "restore/restored_segments.h"
+#include "restore/restored_stacks.h"
+#include "session/box_notes.h"
+#include "support/error.h"
+
+namespace pytracer {
+
+namespace {
+
+constexpr size_t kNumberBytes = 2;  // before a name
+
+uint16_t number_before(const std::string& row) noexcept {
+  if (row.size() < kNumberBytes) return 0;
+  return static_cast<uint16_t>(static_cast<unsigned char>(row[0]) | static_cast<unsigned char>(row[1]) << 8);
+}
+
+size_t restore_phases(const BoxReader& box) {
+  const std::vector<std::string> rows = box.names(BoxKind::phases);
+  for (const std::string& row : rows) {
+    Phases::instance().add(number_before(row), std::string_view(row).substr(std::min(row.size(), kNumberBytes)));
+  }
+  return Phases::instance().numbers();
+}
+
+size_t restore_node_types(const BoxReader& box) {
+  static std::deque<std::string> mangled;  // whose addresses are the types
+  size_t count = 0;
+  for (const std::string& row : box.names(BoxKind::node_types)) {
+    mangled.push_back(row.substr(std::min(row.size(), kNumberBytes)));
+    count = std::max<size_t>(count, NodeTypes::instance().number_of(mangled.back().c_str()));
+  }
+  return count;
+}
+
+std::shared_ptr<const WallClock::Pairs> restored_clock(const BoxReader& box, BoxKind kind, bool is_same_boot) {
+  auto pairs = std::make_shared<WallClock::Pairs>(
+      box.last<WallClock::Pair>(box.newest(kind), BoxNotes::kMostPairs));
+  const auto is_older = [](const WallClock::Pair& a, const WallClock::Pair& b) { return a.ticks < b.ticks; };
+  std::sort(pairs->begin(), pairs->end(), is_older);
+  // The latest pair may be long before the end. Of a clock that is not this process's, it is not known.
+  const WallClock::Pair now = WallClock(&now_ticks).pair();
+  if (is_same_boot && (pairs->empty() || pairs->back().ticks < now.ticks)) pairs->push_back(now);
+  while (pairs->size() < 2) pairs->push_back(pairs->empty() ? now : pairs->back());
+  return pairs;
+}
+
+class Restored {
+ public:
+  Restored(const BoxReader& box, const RestoreOptions& options) : box_(box) {
+    if (Phases::instance().numbers() != 0) throw Error("a box is read in a process of its own");
+    const size_t node_types = restore_node_types(box);
+    phases_ = restore_phases(box);
+    view_.stack_depth = options.stack_depth;
+    view_.context = options.context;
+    view_.forward_stacks = options.forward_stacks;
+    view_.stacks = restored_stacks(box, node_types, phases_);
+    view_.phases.complete = false;
+    view_.clock = restored_clock(box, BoxKind::clock, options.is_same_boot);
+    const bool has_other = box.newest(BoxKind::accelerator_clock) != nullptr &&
+                           box.newest(BoxKind::accelerator_clock)->count != 0;
+    accelerator_clock_ =
+        has_other ? restored_clock(box, BoxKind::accelerator_clock, options.is_same_boot) : view_.clock;
+    view_.begin = view_.end = view_.clock->front().ticks;
+    restore_devices();
+    restore_steps();
+  }
+  View view() { return std::move(view_); }
+
+ private:
+  void restore_devices() {
+    const auto state = std::make_shared<AllocatorState>();
+    std::set<int> devices;
+    for (const BoxReader::Array& array : box_.arrays()) {
+      const bool is_device = array.device >= PYTRACER_CPU_DEVICE && array.device <= PYTRACER_HOST_DEVICE;
+      if (array.kind == BoxKind::ring && is_device) devices.insert(array.device);
+    }
+    for (const int device : devices) {
+      DeviceView view = restored_device(device);
+      if (!view.is_cpu()) state->add(restored_segments(view));
+      view_.devices.push_back(std::move(view));
+    }
+    view_.state = state;
+  }
+
+  DeviceView restored_device(int device) {
+    DeviceView view{device, 0, 0, {}, device >= 0 && device != PYTRACER_HOST_DEVICE ? accelerator_clock_ : view_.clock,
+                    {}, {}};
+    DeviceLog::Capture& capture = view.capture;
+    auto names = std::make_shared<DeviceNames>();
+    pools_ = names->restore(box_.names(BoxKind::pools, device), box_.names(BoxKind::labels, device),
+                            box_.names(BoxKind::texts, device));
+    capture.names = names;
+    capture.blocks = live(device, BoxKind::blocks);
+    capture.segments = live(device, BoxKind::segments);
+    restore_ring(view);
+    capture.used = capture.end != 0 || !capture.blocks.empty();
+    restore_uses(view);
+    return view;
+  }
+
+  void restore_ring(DeviceView& view) {
+    const BoxReader::Array* const array = box_.newest(BoxKind::ring, view.device);
+    std::vector<Event> events = box_.items<Event>(array, 0, UINT64_MAX);
+    const uint64_t head = array->count, capacity = events.size();
+    // The event that follows may be half written in the place of the oldest one.
+    uint64_t first = std::max(array->first, head >= capacity ? head - capacity + 1 : 0);
+    first = std::min(first, head);
+    std::vector<Event> held;
+    for (uint64_t sequence = first; sequence < head; ++sequence) {
+      Event event = events[sequence % capacity];
+      if (event.ticks == 0 || event.action > kFree || event.device != view.device) {  // not in the file
+        held.clear();
+        first = sequence + 1;
+        continue;
+      }
+      event.stack = known(event.stack);
+      event.alloc_stack = known(event.alloc_stack);
+      if (event.phase > phases_) event.phase = 0;
+      if (event.pool > pools_.first) event.pool = 0;
+      if (event.metadata > pools_.second) event.metadata = 0;
+      view_.end = std::max(view_.end, event.ticks);
+      held.push_back(event);
+    }
+    const auto size = static_cast<uint32_t>(std::max<size_t>(held.size(), 1));
+    view.begin = array->first;
+    view.first = first;
+    view.capture.end = head;
+    view.capture.ring = std::make_shared<RingBuffer>(size, first, held);
+  }
+
+  void restore_uses(DeviceView& view) {
+    const auto is_role = [](const TensorUse& use) { return use.role < kTensorRoles; };
+    for (const TensorUse& use : box_.last<TensorUse>(box_.newest(BoxKind::uses, view.device), TensorUses::kMost)) {
+      if (is_role(use) && use.sequence >= view.first) view.uses.push_back(use);
+    }
+    const auto is_earlier = [](const TensorUse& a, const TensorUse& b) { return a.sequence < b.sequence; };
+    std::stable_sort(view.uses.begin(), view.uses.end(), is_earlier);
+    for (const LiveBlock& block : view.capture.blocks) {  // as if it were freed now
+      if (block.role == 0) continue;
+      view.uses.push_back({view.capture.end, block.address & (~uint64_t{0} >> 8), block.role});
+    }
+  }
+
+  std::vector<LiveBlock> live(int device, BoxKind kind) {
+    const BoxReader::Array* const array = box_.newest(kind, device);
+    std::vector<LiveBlock> blocks = box_.items<LiveBlock>(array, 1, array != nullptr ? array->count + 1 : 0);
+    const auto is_gone = [](const LiveBlock& block) { return block.state != LiveTable::kLive; };
+    blocks.erase(std::remove_if(blocks.begin(), blocks.end(), is_gone), blocks.end());
+    const auto is_below = [](const LiveBlock& a, const LiveBlock& b) { return a.address < b.address; };
+    std::stable_sort(blocks.begin(), blocks.end(), is_below);
+    const auto is_same = [](const LiveBlock& a, const LiveBlock& b) { return a.address == b.address; };
+    blocks.erase(std::unique(blocks.begin(), blocks.end(), is_same), blocks.end());
+    for (LiveBlock& block : blocks) {
+      block.stack = known(block.stack);
+      if (block.role >= kTensorRoles) block.role = 0;
+    }
+    return blocks;
+  }
+
+  uint32_t known(uint32_t stack) const { return stack != 0 && view_.stacks->generation_of(stack) != nullptr ? stack : 0; }
+
+  void restore_steps() {
+    std::map<uint32_t, int64_t> begins;  // of the last time that a step began
+    for (const BoxStep& step : box_.last<BoxStep>(box_.newest(BoxKind::steps), BoxNotes::kMostSteps)) {
+      for (DeviceView& device : view_.devices) {
+        if (device.device != step.device) continue;
+        if (!device.steps.empty() && device.steps.back().begin > step.begin) continue;
+        device.steps.push_back({step.number, step.begin});
+      }
+      if (view_.steps.empty() || view_.steps.back().number != step.number) {
+        view_.steps.push_back({step.number, step.ticks});
+        view_.end = std::max(view_.end, step.ticks);
+      }
+    }
+  }
+
+  const BoxReader& box_;
+  View view_;
+  std::shared_ptr<const WallClock::Pairs> accelerator_clock_;
+  size_t phases_ = 0;
+  std::pair<size_t, size_t> pools_;  // how many pools and labels a device has
+};
+
+}  // namespace
+
+std::string description_of(const BoxReader& box) {
+  const BoxReader::Array* const array = box.newest(BoxKind::description);
+  if (array == nullptr) return {};
+  const uint64_t begin = (array->count & 1) * BoxNotes::kMaxDescription;
+  const uint64_t size = std::min<uint64_t>(array->count >> 1, BoxNotes::kMaxDescription);
+  const std::vector<char> text = box.items<char>(array, begin, begin + size);
+  return {text.begin(), text.end()};
+}
+
+View restored_view(const BoxReader& box, const RestoreOptions& options) {
+  return Restored(box, options).view();
+}
+
+}  // namespace pytracer

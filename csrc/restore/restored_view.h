@@ -1,0 +1,30 @@
+// What a process had recorded that is gone, or does not answer, as a view from which a snapshot is written.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "restore/box_reader.h"
+#include "view/view.h"
+
+namespace pytracer {
+
+// What Python said last about the process (Registry::describe_box).
+std::string description_of(const BoxReader& box);
+
+struct RestoreOptions {
+  uint32_t stack_depth;  // the session's, as the next
+  Context context;
+  bool forward_stacks;
+  bool is_same_boot;  // the clocks of the process and of this one agree
+};
+
+// Events, live blocks and stacks as they were. The allocator's state is made from them: a segment has the
+// stream and the pool of an event or of one of its blocks, if the ring still has that, and blocks have their
+// rounded sizes. Without owners, phases' times, statistics and settings, which only the process could tell.
+//
+// Once in a process, which has recorded nothing: its names of phases and nodes become those of the box.
+// Throws Error, IoError, std::bad_alloc.
+View restored_view(const BoxReader& box, const RestoreOptions& options);
+
+}  // namespace pytracer

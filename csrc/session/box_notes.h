@@ -1,0 +1,62 @@
+// What a box has besides logs and stacks: steps, clocks, names of phases and of autograd's nodes, and what
+// Python says about the process.
+//
+// Under the registry's control lock.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "record/clock.h"
+#include "support/intern_table.h"
+#include "support/reserved_array.h"
+
+namespace pytracer {
+
+// The beginning of a step on one device.
+struct BoxStep {
+  uint64_t begin;  // number of its first event
+  int64_t ticks;   // now_ticks()
+  uint32_t number;
+  int32_t device;
+};
+
+class BoxNotes {
+ public:
+  // The last ones are kept: 24 and 16 bytes each.
+  static constexpr uint32_t kMostSteps = 1u << 16, kMostPairs = 1u << 12;
+  static constexpr uint32_t kMaxDescription = 1u << 18;
+
+  // Throws Error or std::bad_alloc.
+  explicit BoxNotes(const std::shared_ptr<Box>& box);
+  ~BoxNotes();
+  BoxNotes(const BoxNotes&) = delete;
+  BoxNotes& operator=(const BoxNotes&) = delete;
+
+  void note_step(const BoxStep& step) noexcept { note(steps_, kMostSteps, step); }
+  void note_clock(const WallClock::Pair& pair) noexcept { note(clock_, kMostPairs, pair); }
+  void note_accelerator_clock(const WallClock::Pair& pair) noexcept {
+    note(accelerator_clock_, kMostPairs, pair);
+  }
+  // Replaces the description, at most kMaxDescription bytes. Empty: the process has written all that it has
+  // to say, and nobody needs the box.
+  void describe(std::string_view text) noexcept;
+
+ private:
+  template <class T>
+  static void note(ReservedArray<T>& rows, uint32_t most, const T& row) noexcept {
+    const uint64_t number = rows.count();
+    if (rows.back(std::min<uint64_t>(number + 1, most)) <= number % most) return;
+    rows[number % most] = row;
+    rows.count().store(number + 1, std::memory_order_release);
+  }
+
+  ReservedArray<BoxStep> steps_;                               // counts: of all that were ever noted
+  ReservedArray<WallClock::Pair> clock_, accelerator_clock_;
+  InternTable phases_, node_types_;
+  ReservedArray<char> description_;  // two; count: the size of the present one, and which it is
+};
+
+}  // namespace pytracer

@@ -1,0 +1,203 @@
+#include "support/box.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "support/error.h"
+
+namespace pytracer {
+
+namespace {
+
+// What a child has to find without a lock: the mappings and descriptors of all boxes.
+struct Range {
+  std::atomic<char*> begin;  // null: free
+  std::atomic<size_t> bytes;
+};
+constexpr int kRanges = 2048, kFiles = 16;
+Range g_ranges[kRanges];
+
+struct File {
+  std::atomic<bool> is_taken;
+  int descriptor;
+  dev_t device;
+  ino_t number;
+
+  bool is_open() const noexcept {  // and still this file
+    struct stat about {};
+    return is_taken && fstat(descriptor, &about) == 0 && about.st_dev == device && about.st_ino == number;
+  }
+};
+File g_files[kFiles];
+
+int file_slot(int descriptor) {
+  struct stat about {};
+  if (fstat(descriptor, &about) != 0) throw Error(std::strerror(errno));
+  for (int slot = 0; slot < kFiles; ++slot) {
+    File& file = g_files[slot];
+    if (file.is_taken.exchange(true)) continue;
+    file.descriptor = descriptor;
+    file.device = about.st_dev;
+    file.number = about.st_ino;
+    return slot;
+  }
+  throw Error("there are " + std::to_string(kFiles) + " boxes already");
+}
+
+// Maps a part of a file that no child gets. Null: no room.
+char* map_part(int file, uint64_t offset, size_t bytes) noexcept {
+  for (Range& range : g_ranges) {
+    if (range.begin.load(std::memory_order_relaxed) != nullptr) continue;
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(offset));
+    if (memory == MAP_FAILED) return nullptr;
+    char* free = nullptr;
+    char* const begin = static_cast<char*>(memory);
+    range.bytes.store(bytes, std::memory_order_relaxed);
+    if (madvise(memory, bytes, MADV_DONTFORK) != 0 || !range.begin.compare_exchange_strong(free, begin)) {
+      munmap(memory, bytes);
+      return nullptr;
+    }
+    return begin;
+  }
+  return nullptr;
+}
+
+void unmap_part(char* memory, size_t bytes) noexcept {
+  for (Range& range : g_ranges) {
+    if (range.begin.load(std::memory_order_relaxed) == memory) range.begin.store(nullptr);
+  }
+  munmap(memory, bytes);
+}
+
+bool map_private(char* memory, size_t bytes) noexcept {
+  return mmap(memory, bytes, PROT_READ | PROT_WRITE,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+}
+
+constexpr uint64_t rounded_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+Box::Box(int file) : slot_(file_slot(file)), process_(getpid()) {
+  end_ = rounded_up(sizeof(BoxHeader), kPiece);
+  char* memory = nullptr;
+  if (allocate(0, sizeof(BoxHeader))) memory = map_part(file, 0, sizeof(BoxHeader));
+  if (memory == nullptr) {
+    const int reason = errno;
+    g_files[slot_].is_taken = false;
+    throw Error(std::strerror(reason));
+  }
+  header_ = reinterpret_cast<BoxHeader*>(memory);
+  header_->layout = BoxHeader::kLayout;
+  std::memcpy(header_->magic, BoxHeader::kMagic, sizeof(header_->magic));
+}
+
+Box::~Box() {
+  if (getpid() != process_) return;
+  close_file();
+  unmap_part(reinterpret_cast<char*>(header_), sizeof(BoxHeader));
+}
+
+void Box::close_file() noexcept {
+  File& file = g_files[slot_];
+  if (descriptor() >= 0) close(file.descriptor);
+  file.is_taken = false;
+}
+
+// -1: nothing can be done with the file any more.
+int Box::descriptor() const noexcept {
+  return getpid() == process_ && g_files[slot_].is_open() ? g_files[slot_].descriptor : -1;
+}
+
+bool Box::allocate(uint64_t offset, uint64_t bytes) noexcept {
+  const int file = descriptor();
+  rlimit limit{};
+  if (file < 0 || getrlimit(RLIMIT_FSIZE, &limit) != 0 || offset + bytes > limit.rlim_cur) {
+    errno = EFBIG;
+    return false;
+  }
+  int result;
+  do {
+    result = fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
+Box::Place Box::take(const BoxPart& part, size_t bytes, size_t item_bytes) noexcept {
+  const uint64_t room = rounded_up(bytes, kPiece);
+  const std::lock_guard lock(mutex_);
+  const int file = descriptor();
+  if (file < 0) return {};
+  // A part that an array of this size has left, as those of generations do; else a new one.
+  BoxEntry* free = nullptr;
+  for (BoxEntry& entry : header_->entries) {
+    if (entry.kind.load(std::memory_order_relaxed) != BoxKind::none) continue;
+    if (entry.capacity == room || (entry.capacity == 0 && free == nullptr)) free = &entry;
+    if (entry.capacity == room) break;
+  }
+  if (free == nullptr) return {};
+  const bool is_new = free->capacity == 0;
+  const uint64_t offset = is_new ? end_ : free->offset;
+  char* const memory = map_part(file, offset, room);
+  if (memory == nullptr) return {};
+  if (is_new) end_ += room;
+  free->device = static_cast<int16_t>(part.device);
+  free->array = part.array;
+  free->number = part.number;
+  free->item_bytes = static_cast<uint32_t>(item_bytes);
+  free->offset = offset;
+  free->capacity = room;
+  free->first = 0;
+  free->serial = ++serial_;
+  free->backed.store(0, std::memory_order_relaxed);
+  free->count.store(0, std::memory_order_relaxed);
+  free->kind.store(part.kind, std::memory_order_release);
+  return {memory, free};
+}
+
+size_t Box::back(const Place& place, size_t wanted) noexcept {
+  const size_t from = place.entry->backed.load(std::memory_order_relaxed), all = place.entry->capacity;
+  const size_t to = std::min(all, rounded_up(std::max(wanted, from + from / 2), kPiece));
+  if (allocate(place.entry->offset + from, to - from)) {
+    place.entry->backed.store(to, std::memory_order_release);
+    return to;
+  }
+  header_->is_cut.store(1, std::memory_order_relaxed);
+  if (map_private(place.memory + from, all - from)) return all;
+  // The kernel has no mapping left to split this one. What the array had is lost, and it goes on.
+  return map_private(place.memory, all) ? all : from;
+}
+
+void Box::give_back(const Place& place) noexcept {
+  unmap_part(place.memory, place.entry->capacity);
+  if (getpid() != process_) return;
+  const std::lock_guard lock(mutex_);
+  place.entry->kind.store(BoxKind::none, std::memory_order_release);
+  if (const int file = descriptor(); file >= 0) {  // what follows in this part begins with zeroes
+    fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(place.entry->offset),
+              static_cast<off_t>(place.entry->capacity));
+  }
+}
+
+void Box::after_fork_in_child() noexcept {
+  for (Range& range : g_ranges) {
+    char* const begin = range.begin.load(std::memory_order_relaxed);
+    if (begin == nullptr) continue;
+    map_private(begin, range.bytes.load(std::memory_order_relaxed));
+    range.begin.store(nullptr, std::memory_order_relaxed);
+  }
+  for (File& file : g_files) {
+    if (file.is_open()) close(file.descriptor);
+    file.is_taken = false;
+  }
+}
+
+}  // namespace pytracer

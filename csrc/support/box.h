@@ -1,0 +1,120 @@
+// The box: a file that has the recorder's tables while they are in use, so that they outlive the process.
+//
+// 1. A table's memory is a shared mapping of a part of the file. The kernel writes it back; nobody else
+//    does. A store costs what it costs in other memory.
+// 2. File space is taken before it is touched (fallocate), piece by piece. Where there is none any more,
+//    the rest of the table is memory of the process alone, and the box says so. So a full disk is no
+//    SIGBUS, and a limit of the file's size no SIGXFSZ.
+// 3. The descriptor may be closed, or be another file's, by the program's doing: it is compared each time.
+// 4. A child does not have the mapping. after_fork_in_child() puts zeroes in its place.
+// 5. Its layout is below; restore/box_reader.h reads it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace pytracer {
+
+// What an array of a box has. A table of names has two arrays: of its strings, and of their bytes.
+enum class BoxKind : uint32_t {
+  none,
+  ring,
+  blocks,
+  segments,
+  uses,
+  pools,
+  labels,
+  texts,
+  codes,
+  frames,
+  nodes,
+  names,
+  phases,
+  node_types,
+  steps,
+  clock,
+  accelerator_clock,
+  description,
+};
+
+struct alignas(64) BoxEntry {
+  std::atomic<BoxKind> kind;  // none: the entry is free
+  int16_t device;
+  uint16_t array;             // 1: the bytes of a table of names
+  uint32_t number;            // of a generation: the number before its first stack
+  uint32_t item_bytes;
+  uint64_t offset, capacity;  // in the file; bytes
+  std::atomic<uint64_t> backed;  // bytes from the offset on that the file has
+  std::atomic<uint64_t> count;   // the array's own; see its class
+  uint64_t first;                // of a ring: the number of its first event
+  uint64_t serial;               // how many entries were made before
+};
+static_assert(sizeof(BoxEntry) == 64);
+
+struct BoxHeader {
+  static constexpr char kMagic[8] = {'p', 'y', 't', 'r', 'b', 'o', 'x', 0};
+  static constexpr uint32_t kLayout = 1, kEntries = 510;
+  char magic[8];
+  uint32_t layout;
+  std::atomic<uint32_t> is_cut;  // something did not find space in the file
+  uint64_t unused[14];
+  BoxEntry entries[kEntries];
+};
+static_assert(sizeof(BoxHeader) == 32 * 1024);
+
+class Box;
+
+// Where an array lies; without a box, in memory of the process alone.
+struct BoxPart {
+  std::shared_ptr<Box> box;
+  BoxKind kind = BoxKind::none;
+  int device = 0;
+  uint32_t number = 0;
+  uint16_t array = 0;
+};
+
+class Box {
+ public:
+  // Takes over the descriptor of an empty file. Throws Error if its file system has no such files.
+  explicit Box(int file);
+  ~Box();
+  Box(const Box&) = delete;
+  Box& operator=(const Box&) = delete;
+
+  // Any thread, in a hook too, all below. Reserves a part of the file, and address space; `memory` is null
+  // if there is no room.
+  struct Place {
+    char* memory = nullptr;
+    BoxEntry* entry = nullptr;
+  };
+  Place take(const BoxPart& part, size_t bytes, size_t item_bytes) noexcept;
+  // Makes the first bytes of a part usable, and some more. Returns how many are usable: less than
+  // `wanted` only if the process has no address space.
+  size_t back(const Place& place, size_t wanted) noexcept;
+  void give_back(const Place& place) noexcept;
+
+  // What is in the box stays usable, and grows in memory of the process alone.
+  void close_file() noexcept;
+
+  static void after_fork_in_child() noexcept;
+
+ private:
+  bool allocate(uint64_t offset, uint64_t bytes) noexcept;
+  int descriptor() const noexcept;
+
+  static constexpr size_t kPage = 4096, kPiece = 64 * 1024;
+  const int slot_;  // of the descriptor
+  const int process_;
+  BoxHeader* header_ = nullptr;
+  std::mutex mutex_;  // guards the next two
+  uint64_t end_ = 0;  // of the file's parts
+  uint64_t serial_ = 0;
+};
+
+}  // namespace pytracer

@@ -48,6 +48,54 @@ class Owners:
         has_all_holders: bool,  # whether no Python tensor has the memory that is left
     ) -> None: ...
 
+MAX_DESCRIPTION: int
+"""How many bytes `describe_box` takes."""
+
+def open_box(file: int) -> None:
+    """Have what is recorded lie in a box, from the first session on.
+
+    Takes over the descriptor of an empty file, unless it raises.
+
+    Raises:
+        PytracerError: There already is a session.
+        OSError: There is no space, or the file system has no such files.
+    """
+
+def describe_box(text: bytes) -> None:
+    """Say in the box what a snapshot has that only this process knows; does nothing without one.
+
+    b"": the process has written all, and nobody needs the box.
+    """
+
+class Box:
+    """A box, which another process writes or has left.
+
+    Attributes:
+        description: What its process said last.
+        is_cut: Whether something did not find space in the file.
+        last_step: The step in which the process was; 0: none.
+    """
+
+    description: bytes
+    is_cut: bool
+    last_step: int
+
+    def __init__(self, file: int) -> None:
+        """Read the header of an open file.
+
+        Raises:
+            PytracerError: It is no box, or one of another version.
+            OSError: It cannot be read.
+        """
+
+    def view(
+        self, stack_depth: int, context: int, forward_stacks: bool, is_same_boot: bool
+    ) -> View:
+        """Return what was recorded; once in a process, which has recorded nothing.
+
+        The first three are the session's. `is_same_boot`: the clocks are those of this process.
+        """
+
 class View:
     """What a session sees at one instant. It stays valid after the session is gone.
 

@@ -23,6 +23,7 @@ void register_boxes(py::module_& core) {
       .def(py::init<int>(), py::arg("file"))
       .def_property_readonly("description", [](const BoxReader& box) { return py::bytes(description_of(box)); })
       .def_property_readonly("is_cut", &BoxReader::is_cut)
+      .def_property_readonly("last_step", &last_step)
       .def(
           "view",
           [](const BoxReader& box, uint32_t stack_depth, uint8_t context, bool forward_stacks,

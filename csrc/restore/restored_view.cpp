@@ -201,6 +201,11 @@ std::string description_of(const BoxReader& box) {
   return {text.begin(), text.end()};
 }
 
+uint32_t last_step(const BoxReader& box) {
+  const std::vector<BoxStep> steps = box.last<BoxStep>(box.newest(BoxKind::steps), BoxNotes::kMostSteps);
+  return steps.empty() ? 0 : steps.back().number;
+}
+
 View restored_view(const BoxReader& box, const RestoreOptions& options) {
   return Restored(box, options).view();
 }

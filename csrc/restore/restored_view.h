@@ -12,6 +12,9 @@ namespace pytracer {
 // What Python said last about the process (Registry::describe_box).
 std::string description_of(const BoxReader& box);
 
+// The step in which the process was; 0: none.
+uint32_t last_step(const BoxReader& box);
+
 struct RestoreOptions {
   uint32_t stack_depth;  // the session's, as the next
   Context context;

@@ -64,7 +64,7 @@ class Registry {
   void record_oom(int device, uint64_t requested_size, uint64_t free_size);
 
   // Any thread, not under control(). Has what is recorded lie in a box, from the first session on. Takes over
-  // the descriptor of an empty file. Throws Error: there already is a session, or the file system cannot.
+  // the descriptor of an empty file. Throws Error: there already is a session; IoError: the file system cannot.
   void open_box(int file);
   // As BoxNotes::describe(); does nothing without a box.
   void describe_box(std::string_view text);

@@ -39,7 +39,7 @@ File g_files[kFiles];
 
 int file_slot(int descriptor) {
   struct stat about {};
-  if (fstat(descriptor, &about) != 0) throw Error(std::strerror(errno));
+  if (fstat(descriptor, &about) != 0) throw IoError(errno, "no box", "");
   for (int slot = 0; slot < kFiles; ++slot) {
     File& file = g_files[slot];
     if (file.is_taken.exchange(true)) continue;
@@ -93,7 +93,7 @@ Box::Box(int file) : slot_(file_slot(file)), process_(getpid()) {
   if (memory == nullptr) {
     const int reason = errno;
     g_files[slot_].is_taken = false;
-    throw Error(std::strerror(reason));
+    throw IoError(reason, "no box", "");
   }
   header_ = reinterpret_cast<BoxHeader*>(memory);
   header_->layout = BoxHeader::kLayout;

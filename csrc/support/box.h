@@ -81,7 +81,7 @@ struct BoxPart {
 
 class Box {
  public:
-  // Takes over the descriptor of an empty file. Throws Error if its file system has no such files.
+  // Takes over the descriptor of an empty file. Throws IoError if there is no space, or no such files.
   explicit Box(int file);
   ~Box();
   Box(const Box&) = delete;

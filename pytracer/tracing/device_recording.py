@@ -161,7 +161,7 @@ class DeviceRecording:
         self._final_owners = read_owners(self.session)
         self.session.stop()
         if any(backend in ACCELERATORS for backend in self.indices):
-            self._final_memory = self._memory_now(self.session.view())
+            self._final_memory = self._memory_now(self.session.view().used_devices)
 
     def view(
         self,
@@ -185,15 +185,26 @@ class DeviceRecording:
 
     def memory(self, view: _core.View) -> Sizes:
         """Return how full the devices are, or were when the recording stopped, by index."""
-        return self._memory_now(view) if self.session.recording else self._final_memory
+        return self._memory_now(view.used_devices) if self.session.recording else self._final_memory
 
-    def _memory_now(self, view: _core.View) -> Sizes:
+    @property
+    def for_restore(self) -> tuple[int, int, bool]:
+        """How much of stacks is shown: the first arguments of `_core.Box.view`."""
+        context = CONTEXTS.index(self.context)
+        return self.options.stack_depth, context, self.has_forward_stacks
+
+    def memory_of_used(self) -> Sizes:
+        """Return how full the devices are that have been used so far, by index."""
+        devices = self.session.stats()["devices"]
+        return self._memory_now({each["device"] for each in devices if each["recorded"]})
+
+    def _memory_now(self, used: set[int]) -> Sizes:
         """Ask only devices that are in use: the question would initialise the others."""
         return {
             index: devices.memory(backend, index)
             for backend, indices in self.indices.items()
             for index in indices
-            if backend in ACCELERATORS and index in view.used_devices
+            if backend in ACCELERATORS and index in used
         }
 
     @property

@@ -146,6 +146,17 @@ class Files:
                 "a directory whose name does not end in .pickle or .pkl"
             )
 
+    @property
+    def folder(self) -> Path:
+        """The folder that has all files."""
+        return self._output.parent if self._is_file else self._output
+
+    def killed(self) -> tuple[str, str]:
+        """Return what is before and after the time in the path of a process that was killed."""
+        time = "YYYYMMDD-HHMMSS"
+        before, _, after = str(self._path(f"killed_{time}", f"killed-{time}")).rpartition(time)
+        return before, after
+
     def at_the_end(self) -> Path | None:
         """Return the path of the recording's snapshot at the end; None: other ranks write one."""
         return self._unclaimed("exit", "", claim=self._end_claim) if self.are_wanted() else None

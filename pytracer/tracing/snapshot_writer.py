@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, report_once, warn_once
 from pytracer.text import END_LINE, brief, printable, size
-from pytracer.tracing import oom_answer, process, ranks
+from pytracer.tracing import box, cgroup, oom_answer, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording, Sizes
 from pytracer.tracing.on_snapshot import check_function
@@ -105,6 +106,7 @@ class SnapshotWriter:
         self._only_if_used = only_if_used
         self.files: Files | None = None
         self.failures = 0
+        self._kills = cgroup.kills()
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
@@ -136,6 +138,24 @@ class SnapshotWriter:
     def writes_steps(self) -> bool:
         """Whether this rank writes files of steps and at the end."""
         return self.files is not None and self.files.are_wanted()
+
+    def keep_in_box(self, more: Callable[[], Metadata], is_urgent: bool = True) -> None:
+        """Have what only this process knows outlive it, with the metadata `more`."""
+        if self.files is not None:
+            box.describe(self._recording, lambda: self._for_box(more()), is_urgent)
+
+    def _for_box(self, more: Metadata) -> dict[str, Any]:
+        """Return what `pytracer.tracing.restore` has to know."""
+        assert self.files is not None
+        recording = self._recording
+        return {
+            "path": self.files.killed(),
+            "only_if_used": self._only_if_used,
+            "metadata": {**metadata(recording), **more},
+            "recording": recording.for_restore,
+            "devices": recording.memory_of_used(),
+            "cgroup": self._kills,
+        }
 
     def is_worth_writing(self, view: _core.View | None) -> bool:
         """Return whether a view has anything that this tracer writes; None: unknown, so True."""

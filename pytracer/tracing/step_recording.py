@@ -155,6 +155,7 @@ class StepRecording:
                 message = f"step {self.steps.current} is not recorded: {failure!r}"
                 self._writer.fail(message, f"a step: {type(failure)}")
                 return
+        self._writer.keep_in_box(self.described, is_urgent=False)
         if ended is not None and view is not None:
             self._save_window(ended, before, view)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pytracer import _core
 from pytracer.backends import oom
-from pytracer.tracing import description, on_demand, phases, process
+from pytracer.tracing import box, description, on_demand, phases, process
 from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
@@ -102,7 +102,10 @@ class Tracer(LiveAnswers):
 
     def _record(self, indices: Indices) -> None:
         process.prepare_process()
+        if self._writer.files is not None:
+            box.enter(self._recording, self._writer.files.folder)
         self._step_recording.record(indices)
+        self._writer.keep_in_box(self._metadata)
         process.waiting.discard(self)
         if "cuda" in indices:
             process.watch_threads()
@@ -187,6 +190,12 @@ class Tracer(LiveAnswers):
         """Stop and write. A failure is logged and counted, not raised; `error`: what ended it."""
         if not self._session.is_ours:
             return
+        failures = self._writer.failures
+        self._write_end(error)
+        if self._writer.failures == failures:
+            box.leave(self._recording)
+
+    def _write_end(self, error: BaseException | None) -> None:
         view: _core.View | None = None
         try:
             self._notify_hidden_oom(error)

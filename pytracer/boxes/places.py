@@ -1,0 +1,156 @@
+"""Where boxes are, and whose.
+
+A box (csrc/support/box.h) lies next to the output, if that is on a disk of this machine: the kernel
+writes a mapped file back whenever it likes, which another machine's file system is not made for.
+Else it lies in a folder of the user's on a local disk, or in memory that processes share.
+
+The name of a box tells its process: `PID-START-NAMESPACE-BOOT.box`. The process holds a shared lock
+on the file as long as it lives, for observers in other containers, which do not see its pid.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytracer.backends.trusted_folders import open_trusted
+
+FOLDER = ".pytracer_boxes"
+MOST_LEFT = 16  # boxes of processes that are gone, in one folder; the oldest ones are removed
+
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\w+)\.box")
+# File systems of this machine that keep the space that was taken for a file. btrfs and ZFS write to
+# other places each time, for which there may be no space.
+_LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "tmpfs", "overlay"))
+_LOWEST_DESCRIPTOR = 200  # programs count on small numbers
+
+
+def folders(output: Path) -> list[Path]:
+    """Return the folders in which a process with this output may have a box, the best one first."""
+    private = f"pytracer_boxes_{os.geteuid()}"
+    return [output / FOLDER, *(Path(base, private) for base in (tempfile.gettempdir(), "/dev/shm"))]
+
+
+def make(output: Path) -> tuple[int, Path]:
+    """Make an empty file for this process's box; return its descriptor and path.
+
+    Raises:
+        OSError: There is no place for it.
+    """
+    reasons = []
+    for folder in folders(output):
+        try:
+            if (kind := _file_system(folder)) not in _LOCAL:
+                raise OSError(errno.ENOTSUP, f"the file system {kind} is not of this machine's")
+            return _make_in(folder)
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+    raise OSError(errno.ENOSPC, "; ".join(reasons))
+
+
+def _make_in(folder: Path) -> tuple[int, Path]:
+    path = folder / _own_name()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    at, _ = open_trusted(os.path.abspath(folder), forbidden_mode=0o077, follow_last=False, make=True)
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        opened = os.open(path.name, flags, 0o600, dir_fd=at)
+    finally:
+        os.close(at)
+    try:
+        file = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _LOWEST_DESCRIPTOR)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    finally:
+        os.close(opened)
+    return file, path
+
+
+def remove(path: Path) -> None:
+    """Remove a box, and folders that were made for it and are empty. Never raises."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+        if path.parent.name == FOLDER:
+            path.parent.parent.rmdir()
+
+
+def left(folder: Path) -> list[Path]:
+    """Return the boxes in a folder whose processes are gone, the oldest first; only this user's."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            info = entry.stat(follow_symlinks=False)
+            is_file = entry.is_file(follow_symlinks=False) and info.st_uid == os.geteuid()
+            if is_file and (name := _NAME.fullmatch(entry.name)) and _is_gone(*name.groups()):
+                found.append((info.st_mtime_ns, Path(entry.path)))
+    return [path for _, path in sorted(found)]
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[int | None]:
+    """Open a box that nobody else has; None: somebody has, or has removed it."""
+    file = None
+    try:
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.stat(path)
+            yield file
+            return
+        yield None
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def boot() -> str:
+    """Return what tells this start of the machine from others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "").strip()[:16]
+
+
+def boot_of(path: Path) -> str:
+    """Return the start of the machine in which a box was made."""
+    name = _NAME.fullmatch(path.name)
+    return "" if name is None else name[4]
+
+
+def _own_name() -> str:
+    return f"{os.getpid()}-{_start('self')}-{_namespace()}-{boot()}.box"
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _start(pid: str) -> str | None:
+    """Return when a process began, in ticks since the boot; None: it has ended."""
+    with contextlib.suppress(OSError):
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if state not in "ZX":
+            return numbers[18]
+    return None
+
+
+def _is_gone(pid: str, start: str, namespace: str, of_boot: str) -> bool:
+    """Return whether a process has ended. Of another container's, the lock on the box tells."""
+    if of_boot != boot() or namespace != str(_namespace()):
+        return True
+    return _start(pid) != start
+
+
+def _file_system(folder: Path) -> str:
+    """Return the kind of the file system that a folder is on, or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            mount, _, about = line.partition(" - ")
+            if mount.split()[2] == number:
+                return about.split()[0]
+    return "unknown"

@@ -1,0 +1,105 @@
+"""The box of this process: what it records outlives it, if it ends without writing.
+
+There is one, for all tracers with an output, from the first one's start on. A tracer that has
+written its file at the end needs it no more; without another one, the box says so.
+"""
+
+import atexit
+import json
+import multiprocessing.util
+import os
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytracer import _core
+from pytracer.boxes import left_boxes, places
+from pytracer.errors import PytracerError
+from pytracer.log import warn_once
+
+_REFRESH_S = 10.0
+
+_path: Path | None = None
+_users: dict[object, Callable[[], dict[str, Any]]] = {}  # what each has to say, by its key
+_described_at = 0.0
+
+
+def _forget_the_parents() -> None:
+    global _path
+    _path = None
+    _users.clear()
+
+
+os.register_at_fork(after_in_child=_forget_the_parents)
+
+
+def enter(user: Any, output: Path) -> None:
+    """Have what a tracer records lie in a box. Before its session starts. Never raises."""
+    global _path
+    if _path is not None:
+        return
+    path = None
+    try:
+        file, path = places.make(output)
+        try:
+            _core.open_box(file)
+        except BaseException:
+            os.close(file)
+            raise
+        _path = path
+        weakref.finalize(user, _remove, path).atexit = False
+        left_boxes.remove_surplus(path.parent)
+        if multiprocessing.parent_process() is not None:
+            multiprocessing.util.Finalize(None, _remove_own, exitpriority=-100)
+    except Exception as error:  # no space, no such file system, or another tracer without an output
+        if path is not None:
+            places.remove(path)
+        if not isinstance(error, PytracerError):
+            warn_once(
+                f"if this process is killed, nothing of what it recorded is left: {error}", "no box"
+            )
+
+
+def describe(user: object, description: Callable[[], dict[str, Any]], is_urgent: bool = True) -> None:
+    """Say in the box what a snapshot has that only this process knows. Never raises.
+
+    Unless it is urgent, only now and then.
+    """
+    global _described_at
+    if _path is None or (not is_urgent and time.monotonic() < _described_at + _REFRESH_S):
+        return
+    _described_at = time.monotonic()
+    _users[user] = description
+    try:
+        text = json.dumps(description(), default=repr).encode()
+        if len(text) <= _core.MAX_DESCRIPTION:
+            _core.describe_box(text)
+    except Exception as error:
+        warn_once(f"the box of this process is not up to date: {error!r}", "box")
+
+
+def leave(user: object) -> None:
+    """Say that a tracer has written what it has to say. Never raises."""
+    if _users.pop(user, None) is None or _path is None:
+        return
+    if _users:
+        describe(*next(iter(_users.items())))
+    else:
+        _core.describe_box(b"")
+
+
+def _remove(path: Path) -> None:
+    global _path
+    if path == _path:
+        _path = None
+        places.remove(path)
+
+
+def _remove_own() -> None:
+    if _path is not None and not _users:
+        places.remove(_path)
+
+
+atexit.register(_remove_own)  # early, so that it runs after the tracers' last files

@@ -1,0 +1,33 @@
+"""Whether the kernel's out-of-memory killer has ended a process of this one's cgroup."""
+
+import contextlib
+import re
+from pathlib import Path
+
+Kills = tuple[str, int]
+"""The file that counts, and how many there were."""
+
+
+def kills() -> Kills | None:
+    """Return how many processes of this cgroup the kernel has ended so far; None: unknown."""
+    with contextlib.suppress(OSError, StopIteration):
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next(line[3:] for line in groups if line.startswith("0::"))
+        for folder in (Path("/sys/fs/cgroup", own.lstrip("/")), Path("/sys/fs/cgroup")):
+            file = folder / "memory.events"
+            if (count := _count(file)) is not None:
+                return str(file), count
+    return None
+
+
+def has_killed(before: Kills | None) -> bool | None:
+    """Return whether there were more kills since; None: unknown."""
+    now = None if before is None else _count(Path(before[0]))
+    return None if before is None or now is None or now < before[1] else now > before[1]
+
+
+def _count(file: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+        return None if found is None else int(found[1])
+    return None

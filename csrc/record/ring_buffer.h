@@ -124,7 +124,10 @@ class RingBuffer {
         head_(slots_.count()),
         announced_(first) {
     head_ = first;
-    if (slots_.entry() != nullptr) slots_.entry()->first = first;
+    if (slots_.entry() != nullptr) {
+      slots_.entry()->first = first;
+      slots_.entry()->number = capacity;
+    }
     go_on();
   }
   // The next slot is the first that is not backed, or there is none.

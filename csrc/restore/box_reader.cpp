@@ -50,7 +50,8 @@ size_t BoxReader::read(uint64_t offset, void* to, size_t size) const {
 const BoxReader::Array* BoxReader::newest(BoxKind kind, int device, uint32_t number, uint16_t array) const {
   const Array* newest = nullptr;
   for (const Array& each : arrays_) {
-    if (each.kind != kind || each.device != device || each.number != number || each.array != array) continue;
+    if (each.kind != kind || each.device != device || each.array != array) continue;
+    if (kind != BoxKind::ring && each.number != number) continue;
     // A ring that is being replaced has more than the one that will take its place.
     const auto age = [](const Array& of) { return std::pair(of.kind == BoxKind::ring ? of.count : 0, of.serial); };
     if (newest == nullptr || age(*newest) < age(each)) newest = &each;

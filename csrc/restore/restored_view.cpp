@@ -109,14 +109,15 @@ class Restored {
 
   void restore_ring(DeviceView& view) {
     const BoxReader::Array* const array = box_.newest(BoxKind::ring, view.device);
-    std::vector<Event> events = box_.items<Event>(array, 0, UINT64_MAX);
-    const uint64_t head = array->count, capacity = events.size();
+    const uint64_t head = array->count, capacity = std::max(array->number, 1u);
+    const std::vector<Event> events = box_.items<Event>(array, 0, capacity);
     // The event that follows may be half written in the place of the oldest one.
     uint64_t first = std::max(array->first, head >= capacity ? head - capacity + 1 : 0);
     first = std::min(first, head);
     std::vector<Event> held;
     for (uint64_t sequence = first; sequence < head; ++sequence) {
-      Event event = events[sequence % capacity];
+      const uint64_t place = sequence % capacity;
+      Event event = place < events.size() ? events[place] : Event{};
       if (event.ticks == 0 || event.action > kFree || event.device != view.device) {  // not in the file
         held.clear();
         first = sequence + 1;

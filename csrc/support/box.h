@@ -47,7 +47,7 @@ struct alignas(64) BoxEntry {
   std::atomic<BoxKind> kind;  // none: the entry is free
   int16_t device;
   uint16_t array;             // 1: the bytes of a table of names
-  uint32_t number;            // of a generation: the number before its first stack
+  uint32_t number;            // of a generation: the number before its first stack; of a ring: its capacity
   uint32_t item_bytes;
   uint64_t offset, capacity;  // in the file; bytes
   std::atomic<uint64_t> backed;  // bytes from the offset on that the file has

@@ -41,6 +41,7 @@ from pytracer.analysis.oom_verdict_kinds import (
     TOO_LARGE,
     UNKNOWN,
 )
+from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
 
 SHOWN_HOLDERS = 3
@@ -67,6 +68,8 @@ REASONS = {
 """The kinds of verdicts in the words of an answer."""
 
 NO_STEPS = "can't tell, because the recording has no steps"
+
+NO_PROBLEM = "NO PROBLEM FOUND"
 
 LEAST_SHARE = 0.01
 """The least part of the memory that an answer names a category for."""
@@ -105,12 +108,16 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         answer.lines.append(_peak(explanation))
     else:
         verdict = _verdict_at_peak(explanation)
+        if explanation.killed is not None:
+            verdict = verdict.replace(NO_PROBLEM, _killed_verdict(explanation.killed))
         answer = Answer("none", verdict, "", [_peak(explanation), *_reserved(explanation)])
         answer.lines.append(Line("leak", _no_leak(explanation)))
         if explanation.host is not None:
             answer.lines.append(_host(explanation.host))
     gaps = [] if explanation.oom is not None else explanation.gaps
     lost = [Line("lost", gap) for gap in gaps]
+    if explanation.killed is not None:
+        answer.lines.insert(0, _ended(explanation.killed))
     lines = [*answer.lines, *lost, *_held(explanation), *_alike(explanation)]
     for one in explanation.suggestions:
         if not one.command:
@@ -255,7 +262,24 @@ def _verdict_at_peak(explanation: Explanation) -> str:
         return "FREED MEMORY WAITS FOR A STREAM"
     if host is not None:
         return f"HOST MEMORY GROWS: {size(host.bytes_per_step)} a step"
-    return "NO PROBLEM FOUND"
+    return NO_PROBLEM
+
+
+def _killed_verdict(killed: Killed) -> str:
+    if killed.by_oom_killer:
+        return "KILLED: host memory ran out"
+    return "KILLED OR CRASHED: no memory problem found before"
+
+
+def _ended(killed: Killed) -> Line:
+    text = "without writing: it was killed, crashed, or called os._exit()"
+    if killed.by_oom_killer:
+        text = (
+            "without writing, when the kernel's out-of-memory killer ended a process of its cgroup"
+        )
+    if killed.is_cut:
+        text += ". Some of what it recorded is missing, because the disk was full"
+    return Line("ended", text)
 
 
 def _host(host: HostGrowth) -> Line:

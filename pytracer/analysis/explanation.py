@@ -44,6 +44,7 @@ from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.unfinished import unfinished
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
+from pytracer.reading.metadata import Killed
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
 
@@ -83,6 +84,7 @@ class Explanation:
             and after an out-of-memory error.
         host: The growth of host memory, of which no recorded device has more than half; None if it
             does not grow, for further devices of a file, and after an out-of-memory error.
+        killed: How the process ended, if it did not write the file itself; else None.
         is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
@@ -120,6 +122,7 @@ class Explanation:
     most_reserved: UsageSample | None
     of_streams: StreamMemory | None
     host: HostGrowth | None
+    killed: Killed | None
     is_sum: bool
     limit_bytes: int | None
     why_unknown: str | None
@@ -256,6 +259,7 @@ def explain_device(
         most_reserved=reserved,
         of_streams=of_streams,
         host=host,
+        killed=snapshot.metadata.killed,
         is_sum=oom is None and history.is_known and not history.is_replayed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),

@@ -29,7 +29,9 @@ def restore(folder: Path) -> list[str]:
     lines, when = [], f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     inside = [Path(at) for at, names, _ in os.walk(folder) if places.FOLDER in names]
     private = places.folders(folder)[1:]
-    for box in [box for at in [*(at / places.FOLDER for at in inside), *private] for box in places.left(at)]:
+    for box in [
+        box for at in [*(at / places.FOLDER for at in inside), *private] for box in places.left(at)
+    ]:
         only_in = folder if box.parent in private else None
         if line := _restore(box, when, only_in):
             lines.append(line)

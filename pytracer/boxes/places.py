@@ -55,7 +55,9 @@ def make(output: Path) -> tuple[int, Path]:
 def _make_in(folder: Path) -> tuple[int, Path]:
     path = folder / _own_name()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    at, _ = open_trusted(os.path.abspath(folder), forbidden_mode=0o077, follow_last=False, make=True)
+    at, _ = open_trusted(
+        os.path.abspath(folder), forbidden_mode=0o077, follow_last=False, make=True
+    )
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         opened = os.open(path.name, flags, 0o600, dir_fd=at)

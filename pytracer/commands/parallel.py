@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pytracer.boxes.left_boxes import restore
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find
 from pytracer.reading.reader import estimated_bytes
@@ -25,10 +26,15 @@ PATIENCE_S = 2.0
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
-    """Return the snapshots that files and directories have, each once, and why others have none."""
+    """Return the snapshots that files and directories have, each once, and why others have none.
+
+    Boxes that killed processes have left in a directory become snapshots first, which a line says.
+    """
     found: list[Path] = []
     errors: list[PytracerError] = []
     for path in paths:
+        for line in restore(path) if path.is_dir() else ():
+            click.echo(f"pytracer: {line}", err=True)
         try:
             found += find([path], errors.append)
         except PytracerError as error:

@@ -23,12 +23,12 @@ _MOST_SOURCE_BYTES = 2**20
 _NUMBER = r"\d{1,18}"
 _RANK = r"rank\d{1,9}"
 _STEPS = rf"(?:step(?P<step>{_NUMBER})|steps(?P<first>{_NUMBER})-(?P<last>{_NUMBER}))"
-_FOLDER = re.compile(rf"(?P<kind>exit)|{_STEPS}|(?P<timed>oom|demand)_.+", re.DOTALL)
+_FOLDER = re.compile(rf"(?P<kind>exit)|{_STEPS}|(?P<timed>oom|demand|killed)_.+", re.DOTALL)
 _IN_FOLDER = re.compile(r"torch_memory_(?P<who>.+)_pid\d+(?:_\d+)?", re.DOTALL)
 _NEXT_TO_FILE = re.compile(  # matches any name
     rf"(?P<program>.*?)(?:\.(?P<who>{_RANK}))?(?:\.pid\d+)?"
     rf"(?:\.step(?P<step_of_phase>{_NUMBER})\.(?P<phase>.+)"
-    rf"|(?:\.(?:{_STEPS}|(?P<kind>oom|demand)-[\d-]+))?(?:_\d+)?)",
+    rf"|(?:\.(?:{_STEPS}|(?P<kind>oom|demand|killed)-[\d-]+))?(?:_\d+)?)",
     re.DOTALL,
 )
 
@@ -40,7 +40,7 @@ class Place:
     Attributes:
         program: The parts that do not belong to pytracer's layout: the folder that holds it, and
             `name` of `name.step3.pickle`.
-        kind: "exit", "step", "oom" or "demand"; "" if unknown.
+        kind: "exit", "step", "oom", "demand" or "killed"; "" if unknown.
         first, last: The steps; None if `kind` is not "step".
         phase: The phase, as in "rollout", or "rollout_2" for its second occurrence in the step; ""
             if the file is not of one phase.

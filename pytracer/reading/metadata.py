@@ -20,7 +20,7 @@ _NOT_OPTIONS = frozenset(
     (
         *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
         *("window", "current_step", "oom", "torch_folders", "source_lines"),
-        "host_memory",
+        *("host_memory", "killed"),
     )
 )
 
@@ -128,6 +128,19 @@ class OomRecord:
 
 
 @dataclass(frozen=True)
+class Killed:
+    """How a process ended that another one wrote the file for; None: unknown.
+
+    Attributes:
+        by_oom_killer: Whether the kernel's out-of-memory killer ended a process of its cgroup.
+        is_cut: Whether the disk had no space for all that was recorded.
+    """
+
+    by_oom_killer: bool | None = None
+    is_cut: bool | None = None
+
+
+@dataclass(frozen=True)
 class Counts:
     """What a file lacks: the first two of stacks, the next two of phases, the last of tensors."""
 
@@ -150,6 +163,7 @@ class FileMetadata:
         devices: By the index of the device.
         backends: None if the file does not have them.
         settings: The allocators' settings, in the form of their variables.
+        killed: None if the process wrote the file itself.
         host_memory: Pairs of a step, and the bytes of host memory that the process had in it.
         given: The value of the option `metadata`.
     """
@@ -173,6 +187,7 @@ class FileMetadata:
     waiting: bool | None = None
     window: Window | None = None
     oom: OomRecord | None = None
+    killed: Killed | None = None
     stacks: Counts = Counts()
     phases: Counts = Counts()
     tensors: Counts = Counts()
@@ -254,6 +269,7 @@ def file_metadata(written: dict[str, Any]) -> FileMetadata:
         pid=_count(written.get("pid")),
         window=_optional(Window, written.get("window")),
         oom=_optional(OomRecord, written.get("oom")),
+        killed=_optional(Killed, written.get("killed")),
         stacks=_typed(Counts, written.get("stacks")),
         phases=_typed(Counts, written.get("phases")),
         tensors=_typed(Counts, written.get("tensors")),

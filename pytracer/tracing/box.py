@@ -62,7 +62,9 @@ def enter(user: Any, output: Path) -> None:
             )
 
 
-def describe(user: object, description: Callable[[], dict[str, Any]], is_urgent: bool = True) -> None:
+def describe(
+    user: object, description: Callable[[], dict[str, Any]], is_urgent: bool = True
+) -> None:
     """Say in the box what a snapshot has that only this process knows. Never raises.
 
     Unless it is urgent, only now and then.

@@ -49,7 +49,13 @@ def restored(path: Path, when: str, only_in: str) -> dict[str, Any]:
             "is_cut": box.is_cut,
             "missing": MISSING,
         }
-        about = {**about, "written_ns": time.time_ns(), "killed": killed, "waiting": False, "current_step": box.last_step}
+        about = {
+            **about,
+            "written_ns": time.time_ns(),
+            "killed": killed,
+            "waiting": False,
+            "current_step": box.last_step,
+        }
         about["format_version"] = tuple(about["format_version"])
         about["source_lines"] = source_lines(view, {}, about["torch_folders"])
         devices = {int(index): sizes for index, sizes in described["devices"].items()}

@@ -50,7 +50,17 @@ BASE = ("child_process", "log", "text", "atomic_file", "variables", "errors")
 BASE_OF_READING = ("text", "atomic_file", "variables", "errors")
 
 INCLUDES = {
-    "python": ("restore", "session", "snapshot", "view", "record", "holders", "frames", "support", "hooks"),
+    "python": (
+        "restore",
+        "session",
+        "snapshot",
+        "view",
+        "record",
+        "holders",
+        "frames",
+        "support",
+        "hooks",
+    ),
     "restore": ("session", "view", "record", "frames", "support", "hooks"),
     "session": ("view", "record", "frames", "support", "hooks"),
     "snapshot": ("view", "record", "frames", "support", "hooks"),

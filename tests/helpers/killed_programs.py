@@ -1,0 +1,82 @@
+"""A program that is killed at a random moment, and what it had noted of itself until then.
+
+`python killed_programs.py FOLDER SEED THREADS` allocates and frees on the CPU until a process that
+it has forked kills it. Each thread writes to a file of its own before and after each change.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+FLOAT_BYTES = 4
+SIZES = 10_000
+"""How many sizes a thread has, in floats: those of thread 2 begin at 20,001. No two live tensors of
+a thread have the same size."""
+KEPT = 40
+ENTRIES = 2_000
+
+
+def killer(after_s: float) -> int:
+    """Fork a process that kills this one, some time after the returned descriptor is written to."""
+    pid = os.getpid()
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.read(reading, 1)
+        time.sleep(after_s)
+        os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+    return writing
+
+
+def work(folder: Path, seed: int, thread: int) -> None:
+    """Allocate and free for ever; note each change."""
+    import torch
+
+    chosen = random.Random(seed * 100 + thread)
+    tensors: dict[int, torch.Tensor] = {}
+    number = 0
+    with open(folder / f"thread{thread}", "wb", buffering=0) as notes:
+        while True:
+            if len(tensors) > KEPT or (tensors and chosen.random() < 0.4):
+                freed = chosen.choice(list(tensors))
+                notes.write(b"-%d" % freed)
+                del tensors[freed]
+            else:
+                number += 1
+                size = thread * SIZES + number % SIZES + 1
+                notes.write(b"+%d" % size)
+                tensors[size] = torch.empty(size)
+            notes.write(b"\n")
+
+
+def noted(folder: Path, thread: int) -> tuple[list[int], list[int]]:
+    """Return the changes that a thread had made, in floats, negative for a free; and one in flight."""
+    done, _, begun = (folder / f"thread{thread}").read_text().rpartition("\n")
+    return [int(line) for line in done.split()], [int(begun)] if begun else []
+
+
+def main() -> None:
+    """Record, and run the threads."""
+    import torch
+
+    import pytracer
+
+    folder, seed, threads = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.empty(1)
+    start_killer = killer(random.Random(seed).uniform(0.0, 0.5))
+    tracer = pytracer.Tracer(
+        device="cpu", output=str(folder / "out"), trace_alloc_max_entries=ENTRIES
+    )
+    tracer.start()
+    os.write(start_killer, b".")
+    for thread in range(1, threads):
+        threading.Thread(target=work, args=(folder, seed, thread)).start()
+    work(folder, seed, 0)
+
+
+if __name__ == "__main__":
+    main()

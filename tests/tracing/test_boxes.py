@@ -1,0 +1,274 @@
+"""Tests of what outlives a process that ends without writing."""
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import killed_programs
+import pytest
+from amount import amount
+from killed_programs import ENTRIES, FLOAT_BYTES, SIZES, noted
+from processes import run, run_python
+
+from pytracer.boxes import places
+from pytracer.boxes.left_boxes import restore
+
+START = """
+import os, sys, threading, torch, pytracer
+tracer = pytracer.Tracer(device="cpu", output="out")
+tracer.start()
+kept = torch.empty(1000)
+tracer.step()
+more = torch.empty(2000)
+"""
+
+
+def boxes(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.box"))
+
+
+def content(path: Path) -> dict[str, Any]:
+    snapshot: dict[str, Any] = pickle.loads(path.read_bytes())
+    return snapshot
+
+
+def restored(folder: Path) -> list[Path]:
+    """Return the snapshots that are made of the boxes in a folder, which are gone then."""
+    lines = restore(folder)
+    assert not boxes(folder), lines
+    return sorted(folder.rglob("killed_*/*.pickle"))
+
+
+@pytest.mark.parametrize("seed", range(amount(3, 300)))
+def test_a_killed_process_leaves_what_it_had_recorded(seed: int, tmp_path: Path) -> None:
+    # GIVEN threads that allocate and free, and note it, and a ring that they fill
+    threads = 1 + seed % 4
+    done = run_python(killed_programs.__file__, tmp_path, seed, threads, cwd=tmp_path)
+    # WHEN the process is killed at some moment
+    assert done.returncode == -signal.SIGKILL
+    [path] = restored(tmp_path)
+    # THEN the file has what each thread had done, but for what was in flight
+    snapshot = content(path)
+    [events] = [trace for trace in snapshot["device_traces"] if trace]
+    signs = {"alloc": 1, "free_completed": -1}
+    changes = [
+        signs[event["action"]] * event["size"] // FLOAT_BYTES
+        for event in events
+        if event["action"] in signs and event["size"] > FLOAT_BYTES
+    ]
+    live = {
+        block["size"] // FLOAT_BYTES
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+    }
+    made = 0
+    for thread in range(threads):
+        finished, begun = noted(tmp_path, thread)
+        mine = [
+            change for change in changes if thread * SIZES < abs(change) <= (thread + 1) * SIZES
+        ]
+        both = [finished, finished + begun]
+        assert mine in [each[len(each) - len(mine) :] for each in both]
+        model: list[set[int]] = []
+        for each in both:
+            model.append(set())
+            for change in each:
+                model[-1] ^= {abs(change)}
+        assert {size for size in live if thread * SIZES < size <= (thread + 1) * SIZES} in model
+        made += len(finished)
+    assert len(changes) >= min(made, ENTRIES - 1 - threads)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("os._exit(3)", 3),
+        ("os.abort()", -signal.SIGABRT),
+        ("os.kill(os.getpid(), 15)", -signal.SIGTERM),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+        ("threading.Thread(target=os._exit, args=[4]).start()\nwhile True: pass", 4),
+    ],
+)
+def test_any_end_leaves_a_snapshot(end: str, code: int, tmp_path: Path) -> None:
+    # WHEN a program ends without writing
+    done = run(START + end, cwd=tmp_path)
+    # THEN its exit status is its own, and the next command finds its snapshot and says so
+    assert done.returncode == code
+    shown = run_python("-m", "pytracer", "show", "out", cwd=tmp_path)
+    assert "ended without writing; what it had recorded is in" in shown.stderr
+    assert "KILLED OR CRASHED" in shown.stdout and "without writing" in shown.stdout
+    [path] = tmp_path.rglob("killed_*/*.pickle")
+    assert not boxes(tmp_path)
+    snapshot = content(path)
+    assert snapshot["pytracer"]["current_step"] == 2
+    frame = snapshot["segments"][0]["blocks"][0]["frames"][0]
+    assert (frame["name"], frame["line"] > 1) == ("<module>", True)
+
+
+def test_a_process_that_has_written_leaves_no_box(tmp_path: Path) -> None:
+    # WHEN a tracer has written its file, is started again, and is stopped
+    done = run(
+        START + "tracer.stop(); tracer.start(); torch.empty(7); tracer.stop(); os._exit(0)",
+        cwd=tmp_path,
+    )
+    # THEN nothing is made of its box, which is removed
+    assert done.returncode == 0
+    assert restored(tmp_path) == []
+    # WHEN a program ends as usual THEN there is no box at all
+    assert run(START, cwd=tmp_path / "out").returncode == 0
+    assert not boxes(tmp_path)
+
+
+def test_a_forked_child_does_not_write_into_its_parents_box(tmp_path: Path) -> None:
+    # WHEN a child allocates, with and without a tracer of its own, and all are killed
+    program = (
+        START
+        + """
+if os.fork() == 0:
+    child = torch.empty(3000)
+    if os.fork() == 0:
+        tracer = pytracer.Tracer(device="cpu", output="child")
+        tracer.start()
+        own = torch.empty(4000)
+        os._exit(1)
+    os.wait()
+    os._exit(1)
+os.wait()
+os.kill(os.getpid(), 9)
+"""
+    )
+    run(program, cwd=tmp_path)
+    # THEN each box has the allocations of its process alone
+    sizes = []
+    for folder in ("out", "child"):
+        [path] = restored(tmp_path / folder)
+        blocks = [segment["total_size"] for segment in content(path)["segments"]]
+        sizes.append(sorted(blocks))
+    assert sizes == [[4 * 1000, 4 * 2000], [4 * 4000]]
+
+
+def test_a_clone_without_handlers_goes_on_unrecorded(tmp_path: Path) -> None:
+    # WHEN a process is cloned without the handlers of fork(), and both allocate
+    program = (
+        START
+        + """
+import ctypes, platform
+number = {"x86_64": 57, "aarch64": None}[platform.machine()]
+libc = ctypes.CDLL(None)
+if libc.syscall(number) == 0:
+    for i in range(100): torch.empty(3000 + i)
+    exec("def f(): pass"); del f
+    tracer.snapshot()
+    os._exit(5)
+status = os.wait()[1]
+assert os.WEXITSTATUS(status) == 5, status
+os.kill(os.getpid(), 9)
+"""
+    )
+    done = run(program, cwd=tmp_path)
+    # THEN the clone ends as it wants to, and the box is the parent's
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    [path] = restored(tmp_path)
+    blocks = [segment["total_size"] for segment in content(path)["segments"]]
+    assert sorted(blocks) == [4 * 1000, 4 * 2000]
+
+
+def test_a_limit_of_files_ends_the_box_and_not_the_program(tmp_path: Path) -> None:
+    # WHEN files may have 256 KiB, or 4 KiB
+    for limit in (2**18, 2**12):
+        program = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+{START}
+for i in range(20_000): torch.empty(i + 1)
+for i in range(2_000): exec(f"def f{{i}}(): return torch.empty(9)\\nf{{i}}()")
+print("alive", tracer.stats()["devices"][0]["recorded"])
+os._exit(0)
+"""
+        done = run(program, cwd=tmp_path)
+        # THEN the program goes on, and so does the recording
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[0] == "alive" and int(done.stdout.split()[1]) > 40_000
+        assert ("nothing of what it recorded is left" in done.stderr) == (limit < 2**18)
+
+
+def test_descriptors_that_the_program_closes_are_not_used(tmp_path: Path) -> None:
+    # WHEN a program closes all descriptors, and opens files that get the same numbers
+    program = (
+        START
+        + """
+os.closerange(3, 10_000)
+files = [open(f"mine{i}", "w") for i in range(300)]
+for i in range(150_000): torch.empty(i % 100 + 1)
+sizes = {os.stat(f"mine{i}").st_size for i in range(300)}
+print("sizes", sizes)
+tracer.stop()
+"""
+    )
+    done = run(program, cwd=tmp_path)
+    # THEN nothing was written to them
+    assert "sizes {0}" in done.stdout, done.stderr
+
+
+def test_damaged_boxes_are_refused_or_read(tmp_path: Path) -> None:
+    # GIVEN a box
+    run(START + "os.kill(os.getpid(), 9)", cwd=tmp_path)
+    [box] = boxes(tmp_path)
+    whole = bytearray(box.read_bytes()[: 2**20])
+    # WHEN it is changed in any way, and read
+    program = tmp_path / "read.py"
+    program.write_text(
+        "import os, random, sys\n"
+        "from pytracer import _core\n"
+        "whole = open(sys.argv[1], 'rb').read()\n"
+        "for seed in range(int(sys.argv[2]), int(sys.argv[3])):\n"
+        "    chosen = random.Random(seed)\n"
+        "    changed = bytearray(whole)\n"
+        "    places = chosen.choice([512, 2**15, 2**17, len(whole)])\n"
+        "    for _ in range(chosen.choice([1, 10, 100])):\n"
+        "        changed[chosen.randrange(places)] = chosen.choice([0, 1, 127, 255])\n"
+        "    if os.fork() == 0:\n"
+        "        file = os.memfd_create('box')\n"
+        "        os.write(file, changed)\n"
+        "        try:\n"
+        "            box = _core.Box(file)\n"
+        "            box.description, box.last_step\n"
+        "            view = box.view(32, 3, True, True)\n"
+        "            view.to_bytes({}, {})\n"
+        "        except Exception as error:\n"
+        "            os._exit(3)\n"
+        "        os._exit(4)\n"
+        "    print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    small = tmp_path / "small"
+    small.write_bytes(whole)
+    done = run_python(program, small, 0, amount(150, 100_000), cwd=tmp_path)
+    # THEN each reading ends by itself, and there are both results
+    codes = [int(code) for code in done.stdout.split()]
+    assert len(codes) == amount(150, 100_000) and {*codes} == {3, 4}, done.stderr
+
+
+def test_boxes_that_nobody_reads_do_not_pile_up(tmp_path: Path) -> None:
+    # GIVEN more boxes than are kept, of processes that are gone
+    folder = tmp_path / "out" / places.FOLDER
+    folder.mkdir(parents=True, mode=0o700)
+    left = [folder / f"{2**22 + i}-1-1-{i:016x}.box" for i in range(places.MOST_LEFT + 5)]
+    for number, path in enumerate(left):
+        path.touch(0o600)
+        os.utime(path, (number, number))
+    # WHEN a process records into the same folder THEN the oldest ones go
+    assert run(START + "os._exit(0)", cwd=tmp_path).returncode == 0
+    assert [path for path in left if path.exists()] == left[5:]
+
+
+def test_a_live_process_keeps_its_box(tmp_path: Path) -> None:
+    # WHEN a process looks for boxes while it records
+    done = run(
+        START + "from pytracer.boxes.left_boxes import restore\n"
+        "from pathlib import Path\nprint('lines', restore(Path('.')), len(list(Path('.').rglob('*.box'))))",
+        cwd=tmp_path,
+    )
+    # THEN its own is left alone
+    assert "lines [] 1" in done.stdout

@@ -11,28 +11,24 @@ from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, Field
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
-`TABLE/{{table}}/{{number}}.parquet`. A part has the rows of several files, sorted by run, step and
+`TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
 rank. This is version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A new
 minor version adds columns. A new major version changes the meaning of a column, and is written to a
 new folder.
 
 Null means that the value is unknown, or does not apply. Bytes are integers. Columns without a type
-here are int64. [What the numbers mean](report.md) describes the figures in detail.
-
-The file `TABLE/_unfinished` exists while a collection runs, and after one was killed. Until the
-next collection has repaired the dataset, rows of files that were rewritten may be missing or
-doubled.
+here are int64. [What the numbers mean](report.md) describes the figures. While the file
+`TABLE/_unfinished` exists, rows of rewritten files may be missing or doubled, until the next
+collection has repaired the dataset.
 """
 
 SQL_HEAD = """
 ## Tables of the report
 
-The files in `pytracer/fleet/sql/` answer the questions of `pytracer fleet report` by DuckDB. Each
-makes the table of its name, from the dataset and from the tables before it. `pytracer fleet report
-TABLE --sql` prints them in this order, with the variables that they read, and comments on the rules
-and on each column: [Use the tables](../how-to/many-ranks.md#use-the-tables).
-
-"""
+`pytracer fleet report TABLE --sql` prints the SQL for DuckDB that answers the questions of the
+report, with the variables that it reads and comments on each column and rule ([use the
+tables](../how-to/many-ranks.md#use-the-tables)). It makes these tables, each from the dataset and
+from the tables before it: """
 
 
 def tables_page() -> str:
@@ -56,8 +52,7 @@ def tables_page() -> str:
         also = f" Also has {', '.join(has)}." if has else ""
         parts += [f"\n## {name}\n\n{table.meaning}{also}\n\n", columns(own)]
     names = (BASE, *QUERIES, *COMPARISONS)
-    parts += [SQL_HEAD, *(f"- `{name}`: {sql_comment(name)[0]}\n" for name in names)]
-    return "".join(parts)
+    return "".join([*parts, SQL_HEAD, ", ".join(f"`{name}`" for name in names), ".\n"])
 
 
 def columns(fields: dict[str, Field]) -> str:
@@ -68,23 +63,21 @@ def columns(fields: dict[str, Field]) -> str:
     )
 
 
-def sql_comment(name: str) -> tuple[str, dict[str, str]]:
-    """Return the question that a file of SQL answers, and the meaning of each of its columns."""
-    question, names = "", list[str]()
+def sql_comment(name: str) -> dict[str, str]:
+    """Return the meaning of each column of the table that a file of SQL makes."""
+    names = list[str]()
     described: dict[str, str] = {}
     for line in query(name).splitlines():
         if not line.startswith("--"):
             break
         comment = line[2:].removeprefix(" ")
         column = re.fullmatch(r"(\w+(?:, \w+)*) {2,}(.+)", comment)
-        if not question:
-            question = comment
-        elif column:
+        if column:
             names = column[1].split(", ")
             described |= dict.fromkeys(names, column[2].strip())
         elif names and comment:
             described |= {each: f"{described[each]} {comment.strip()}" for each in names}
-    return question, described
+    return described
 
 
 def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
@@ -104,7 +97,7 @@ def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
             connection.execute(query(name))
         for name in (*QUERIES, *COMPARISONS):
             types = dict(row[:2] for row in connection.execute(f"DESCRIBE {name}").fetchall())
-            meanings = sql_comment(name)[1]
+            meanings = sql_comment(name)
             assert set(types) == set(meanings), f"{name}: {set(types) ^ set(meanings)}"
             found[name] = {each: (kinds[types[each]], meanings[each]) for each in types}
     return found

@@ -116,11 +116,8 @@ def command_page() -> str:
         else:
             commands[name] = command
     parts = ["# Command line\n\n", MADE]
-    for name, command in commands.items():
-        question = command.get_short_help_str(200)
-        parts.append(f"- [`pytracer {name}`](#pytracer-{name.replace(' ', '-')}): {question}\n")
     parts += [
-        "\n`python -m pytracer` is the same as `pytracer`. A command exits with 0 if it succeeded",
+        "`python -m pytracer` is the same as `pytracer`. A command exits with 0 if it succeeded",
         ", with 1 if something failed, and with 2 if its options or arguments are wrong. ",
         "`pytracer run` exits with the exit code of its program.\n\n",
         "Options of several commands:\n\n",
@@ -134,8 +131,9 @@ def command_page() -> str:
 def command_section(context: click.Context, command: click.Command) -> Iterator[str]:
     """Yield the parts of the section of one command."""
     usage = " ".join(command.collect_usage_pieces(context))
-    yield f"\n## pytracer {context.info_name}\n\n`pytracer {context.info_name} {usage}`\n"
-    _question, *paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    question, *paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    yield f"\n## pytracer {context.info_name}\n\n{escaped(question)} "
+    yield f"`pytracer {context.info_name} {usage}`\n"
     for paragraph in paragraphs:
         text = paragraph.lstrip("\b\n")
         is_literal = paragraph.startswith("\b")

@@ -181,6 +181,7 @@ PAGES = {
     DOCS / "reference/command-line.md": command_page,
     DOCS / "reference/schema.json": json_schema.schema,
     DOCS / "reference/fleet-tables.md": fleet_tables_page,
+    DOCS / "reference/fleet-tables.json": fleet_pages.columns,
     **{
         picture.path: partial(answer_picture.drawing, picture)
         for picture in answer_picture.PICTURES

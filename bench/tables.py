@@ -287,7 +287,7 @@ def startup() -> str:
 
 
 def gpu() -> str:
-    """Make the table of a real GPU for performance.md."""
+    """Make the table of a real GPU for bench/README.md."""
     found = pairs("cuda_h200", "raw")
     rows = [
         [

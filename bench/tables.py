@@ -105,7 +105,7 @@ def overhead() -> str:
 
 
 def ring() -> str:
-    """Make the table of a full ring and its dump, for performance.md."""
+    """Make the table of a full ring and its dump, for bench/README.md."""
     sizes = (100_000, 1_000_000)
     ours, native = (dumps("cuda", name) for name in ("pytracer", BASE))
     figures = {

@@ -147,6 +147,7 @@ def command_section(context: click.Context, command: click.Command) -> Iterator[
             continue
         names, text = record
         text = re.sub(r"(; |\[)x>=\d(?=\])", "", text).replace(" ]", "")  # a range that is obvious
+        names = names.replace("INTEGER RANGE", "N")
         if parameter.name in SHARED:
             shared.append(f"`{parameter.opts[-1]}`")
         elif context.info_name != "run" or parameter.name not in OPTIONS:

@@ -135,11 +135,8 @@ def command_section(context: click.Context, command: click.Command) -> Iterator[
     yield f"\n## pytracer {context.info_name}\n\n{escaped(question)} "
     yield f"`pytracer {context.info_name} {usage}`\n"
     for paragraph in paragraphs:
-        text = paragraph.lstrip("\b\n")
-        is_literal = paragraph.startswith("\b")
-        yield (
-            f"\n```bash\n{inspect.cleandoc(text)}\n```\n" if is_literal else f"\n{escaped(text)}\n"
-        )
+        if not paragraph.startswith("\b"):  # examples: `--help` and the how-to pages have them
+            yield f"\n{escaped(paragraph)}\n"
     rows, shared = [], []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)

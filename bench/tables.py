@@ -105,7 +105,7 @@ def overhead() -> str:
 
 
 def ring() -> str:
-    """Make the table of a full ring and its dump, for performance.md."""
+    """Make the table of a full ring and its dump, for bench/README.md."""
     sizes = (100_000, 1_000_000)
     ours, native = (dumps("cuda", name) for name in ("pytracer", BASE))
     figures = {
@@ -287,7 +287,7 @@ def startup() -> str:
 
 
 def gpu() -> str:
-    """Make the table of a real GPU for performance.md."""
+    """Make the table of a real GPU for bench/README.md."""
     found = pairs("cuda_h200", "raw")
     rows = [
         [

@@ -1,5 +1,6 @@
-"""The page of the tables that `pytracer fleet` makes: of the dataset, and of the report."""
+"""The page and the JSON file of the tables that `pytracer fleet` makes."""
 
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -8,83 +9,87 @@ import duckdb
 
 from pytracer.fleet.dataset import Dataset
 from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
-from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, Field
+from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
-`TABLE/{{table}}/{{number}}.parquet`. A part has the rows of several files, sorted by run, step and
-rank. This is version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A new
-minor version adds columns. A new major version changes the meaning of a column, and is written to a
-new folder.
+`TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
+rank. [`fleet-tables.json`](fleet-tables.json) has the type and the meaning of every column. This is
+version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A new minor version adds
+columns. A new major version changes the meaning of a column, and is written to a new folder.
 
-Null means that the value is unknown, or does not apply. Bytes are integers. Columns without a type
-here are int64. [What the numbers mean](report.md) describes the figures in detail.
+Null means that the value is unknown, or does not apply. Bytes are integers. [What the numbers
+mean](report.md) describes the figures. While the file `TABLE/_unfinished` exists, rows of rewritten
+files may be missing or doubled, until the next collection has repaired the dataset.
 
-The file `TABLE/_unfinished` exists while a collection runs, and after one was killed. Until the
-next collection has repaired the dataset, rows of files that were rewritten may be missing or
-doubled.
+Every table has `run` (`--run`, or else the folder), `step`, `rank` and `source` (the path or URL of
+the file). Tables with a row for each device have `device` and `device_name`, those of call sites
+`site`, `filename`, `line` and `function`.
+
+| table | rows | columns to begin with |
+|---|---|---|
 """
 
-SQL_HEAD = """
+FIRST = {
+    "files": ("kind", "host", "pid", "backend", "written_ns", "is_oom", "error"),
+    "peaks": ("peak_allocated_bytes", "peak_step", "peak_reserved_bytes", "leak_verdict"),
+    "sites": ("moment", "site", "category", "phase", "size_bytes", "blocks"),
+    "steps": ("number", "peak_bytes", "end_bytes", "fragmentation_bytes"),
+    "phases": ("phase", "at_peak_bytes", "peak_bytes"),
+    "ooms": ("verdict", "what", "requested_bytes", "device_free_bytes", "site"),
+    "leaks": ("verdict", "bytes_per_step", "site", "held_bytes"),
+    "settings": ("scope", "key", "value"),
+}
+"""The columns of each table that answer most questions."""
+
+SQL = """
 ## Tables of the report
 
-The files in `pytracer/fleet/sql/` answer the questions of `pytracer fleet report` by DuckDB. Each
-makes the table of its name, from the dataset and from the tables before it. `pytracer fleet report
-TABLE --sql` prints them in this order, with the variables that they read, and comments on the rules
-and on each column: [Use the tables](../how-to/many-ranks.md#use-the-tables).
-
-"""
+`pytracer fleet report TABLE --sql` prints the SQL for DuckDB that answers the questions of the
+report, with the variables that it reads and comments on each column and rule ([use the
+tables](../how-to/many-ranks.md#use-the-tables)). It makes these tables, each from the dataset and
+from the tables before it: """
 
 
 def tables_page() -> str:
     """Return docs/reference/fleet-tables.md without its title."""
-    peaks, sites = TABLES["peaks"].fields, TABLES["sites"].fields
-    keys = {name: TABLES["files"].fields[name] for name in ("run", "step", "rank", "source")}
-    device = {name: peaks[name] for name in ("device", "device_name")}
-    site = {name: sites[name] for name in ("site", "filename", "line", "function")}
-    callers = {"callers": sites["callers"]}
-    shared = keys | device | site | callers
-    parts = [HEAD, "\n## Columns of several tables\n\nIn every table:\n\n", columns(keys)]
-    parts += ["\nIn tables with a row for each device:\n\n", columns(device)]
-    parts += ["\nIn tables of call sites:\n\n", columns(site), columns(callers)]
+    rows = []
     for name, table in TABLES.items():
-        own = {column: f for column, f in table.fields.items() if shared.get(column) != f}
-        has = [
-            ", ".join(f"`{column}`" for column in group)
-            for group in (device, site, callers)
-            if group.items() <= table.fields.items()
-        ]
-        also = f" Also has {', '.join(has)}." if has else ""
-        parts += [f"\n## {name}\n\n{table.meaning}{also}\n\n", columns(own)]
-    names = (BASE, *QUERIES, *COMPARISONS)
-    parts += [SQL_HEAD, *(f"- `{name}`: {sql_comment(name)[0]}\n" for name in names)]
-    return "".join(parts)
+        assert {*FIRST[name]} <= {*table.fields}, name
+        rows.append(
+            f"| `{name}` | {table.meaning} | {', '.join(map('`{}`'.format, FIRST[name]))} |\n"
+        )
+    names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES, *COMPARISONS))
+    return "".join([HEAD, *rows, SQL, names, ".\n"])
 
 
-def columns(fields: dict[str, Field]) -> str:
-    """Return a list of columns, with the types that are not int64."""
-    return "".join(
-        f"- `{name}`{'' if field.kind == 'int64' else f' ({field.kind})'}: {field.meaning}\n"
-        for name, field in fields.items()
-    )
+def columns() -> str:
+    """Return docs/reference/fleet-tables.json: the type and the meaning of each column."""
+    tables = {
+        name: {
+            "meaning": table.meaning,
+            "columns": {column: field._asdict() for column, field in table.fields.items()},
+        }
+        for name, table in TABLES.items()
+    }
+    content = {"schema_version": SCHEMA_VERSION, "tables": tables}
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def sql_comment(name: str) -> tuple[str, dict[str, str]]:
-    """Return the question that a file of SQL answers, and the meaning of each of its columns."""
-    question, names = "", list[str]()
+def sql_comment(name: str) -> dict[str, str]:
+    """Return the meaning of each column of the table that a file of SQL makes."""
+    names = list[str]()
     described: dict[str, str] = {}
     for line in query(name).splitlines():
         if not line.startswith("--"):
             break
         comment = line[2:].removeprefix(" ")
         column = re.fullmatch(r"(\w+(?:, \w+)*) {2,}(.+)", comment)
-        if not question:
-            question = comment
-        elif column:
+        if column:
             names = column[1].split(", ")
             described |= dict.fromkeys(names, column[2].strip())
         elif names and comment:
             described |= {each: f"{described[each]} {comment.strip()}" for each in names}
-    return question, described
+    return described
 
 
 def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
@@ -104,7 +109,7 @@ def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
             connection.execute(query(name))
         for name in (*QUERIES, *COMPARISONS):
             types = dict(row[:2] for row in connection.execute(f"DESCRIBE {name}").fetchall())
-            meanings = sql_comment(name)[1]
+            meanings = sql_comment(name)
             assert set(types) == set(meanings), f"{name}: {set(types) ^ set(meanings)}"
             found[name] = {each: (kinds[types[each]], meanings[each]) for each in types}
     return found

@@ -116,11 +116,8 @@ def command_page() -> str:
         else:
             commands[name] = command
     parts = ["# Command line\n\n", MADE]
-    for name, command in commands.items():
-        question = command.get_short_help_str(200)
-        parts.append(f"- [`pytracer {name}`](#pytracer-{name.replace(' ', '-')}): {question}\n")
     parts += [
-        "\n`python -m pytracer` is the same as `pytracer`. A command exits with 0 if it succeeded",
+        "`python -m pytracer` is the same as `pytracer`. A command exits with 0 if it succeeded",
         ", with 1 if something failed, and with 2 if its options or arguments are wrong. ",
         "`pytracer run` exits with the exit code of its program.\n\n",
         "Options of several commands:\n\n",
@@ -134,14 +131,12 @@ def command_page() -> str:
 def command_section(context: click.Context, command: click.Command) -> Iterator[str]:
     """Yield the parts of the section of one command."""
     usage = " ".join(command.collect_usage_pieces(context))
-    yield f"\n## pytracer {context.info_name}\n\n`pytracer {context.info_name} {usage}`\n"
-    _question, *paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    question, *paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    yield f"\n## pytracer {context.info_name}\n\n{escaped(question)} "
+    yield f"`pytracer {context.info_name} {usage}`\n"
     for paragraph in paragraphs:
-        text = paragraph.lstrip("\b\n")
-        is_literal = paragraph.startswith("\b")
-        yield (
-            f"\n```bash\n{inspect.cleandoc(text)}\n```\n" if is_literal else f"\n{escaped(text)}\n"
-        )
+        if not paragraph.startswith("\b"):  # examples: `--help` and the how-to pages have them
+            yield f"\n{escaped(paragraph)}\n"
     rows, shared = [], []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
@@ -149,6 +144,7 @@ def command_section(context: click.Context, command: click.Command) -> Iterator[
             continue
         names, text = record
         text = re.sub(r"(; |\[)x>=\d(?=\])", "", text).replace(" ]", "")  # a range that is obvious
+        names = names.replace("INTEGER RANGE", "N")
         if parameter.name in SHARED:
             shared.append(f"`{parameter.opts[-1]}`")
         elif context.info_name != "run" or parameter.name not in OPTIONS:
@@ -183,6 +179,7 @@ PAGES = {
     DOCS / "reference/command-line.md": command_page,
     DOCS / "reference/schema.json": json_schema.schema,
     DOCS / "reference/fleet-tables.md": fleet_tables_page,
+    DOCS / "reference/fleet-tables.json": fleet_pages.columns,
     **{
         picture.path: partial(answer_picture.drawing, picture)
         for picture in answer_picture.PICTURES

@@ -26,10 +26,10 @@ one in the table: see [Install without a compiler](../how-to/hooks.md).
 TAIL = """
 - **Other Pythons.** Hooks do not depend on the version of Python. The wheels for 3.10, 3.12 and
   3.13 were run by hand, once, with torch 2.12.1: `pytracer demo`, recording with an empty `PATH`,
-  and the fast tests of the core. All pass: one failed with Python 3.10, and was mended.
-- **Python 3.14** was not tried: no package with it was found. Call stacks are written after its
-  headers. pytracer compares its first stack with Python's own, and records without stacks if they
-  differ. Newer Pythons, and builds without the GIL, are recorded without stacks.
+  and the fast tests of the core.
+- **Python 3.14** was not tried: no package with it was found. pytracer compares its first stack
+  with Python's own, and records without stacks if they differ. Newer Pythons, and builds without
+  the GIL, are recorded without stacks.
 - **aarch64** was not tried. The wheels for it are configured, and were never built.
 - **Refused** are torch before 2.6, releases of torch_npu that are not in the table and are older
   than 2.13.0, and ROCm. Linux is the only system. Reading files needs [no

@@ -1,6 +1,6 @@
 """The tables that `pytracer fleet collect` writes: their columns, kinds and meanings.
 
-`docs/reference/fleet-tables.md` is generated from this module.
+`docs/reference/fleet-tables.md` and `.json` are generated from this module.
 """
 
 from functools import cache

@@ -151,10 +151,10 @@ class TracerOptions:
     )
     pinned_memory: Option[bool, bool] = Option(
         *(False, "1|0", form.parse_bool, form.check_bool),
-        "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as a device of "
-        "its own, `host`, next to the CUDA devices, for 200 to 300 ns more. pytracer wraps torch's "
-        "allocator until the process ends, which needs torch 2.8 or newer, and a hook that is "
-        "compiled at the first use.",
+        "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as the device "
+        "`host` next to the CUDA devices, for 200 to 300 ns more. pytracer wraps torch's allocator "
+        "until the process ends, which needs torch 2.8 or newer, and a hook that is compiled at "
+        "the first use.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),
@@ -209,8 +209,8 @@ class TracerOptions:
         '`"auto"`: each outermost call of a module is the phase `forward`, each call of '
         "`torch.autograd.backward`, `Tensor.backward` or `torch.autograd.grad` is `backward`, and "
         "each step of a torch optimizer is `optimizer`, for some 3 µs a call of a module. "
-        "Arguments and results of models are noted, so that their memory has a category. `None`: "
-        "only the phases that the program names (`pytracer.annotate`).",
+        "Arguments and results of models get a category. `None`: only the phases that the program "
+        "names (`pytracer.annotate`).",
     )
     ranks: Option[Sequence[int] | str, Ranks] = Option(
         *((), "RANK[,RANK...]|all", form.parse_ranks, form.check_ranks),

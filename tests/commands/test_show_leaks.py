@@ -18,7 +18,7 @@ from pytracer.analysis.leaks.several_files import examine
 from pytracer.reading import load
 from pytracer.reading.to_json import SCHEMA_VERSION, to_json
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "leaks.md"
+PAGE = Path(__file__).parents[1] / "answers.md"
 TRAIN = ("/home/me/train.py", "train_step", 41)
 MAIN = ("/home/me/train.py", "main", 90)
 MIB = 1 << 20

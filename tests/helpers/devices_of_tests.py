@@ -94,6 +94,7 @@ WHERE = {
     "test_simulator": (EACH_VERSION, "the allocator's rules, which change between versions"),
     "test_simulator::test_public_reports": (ONCE, "reports on one version"),
     "test_simulator::test_torch_has_so_many_streams": (ONCE, "a fact of CUDA's streams"),
+    "test_skill": (ONCE, "a page and rules of the analysis"),
     "test_snapshot": (EACH_VERSION, "the format of torch's snapshots"),
     "test_patched_functions": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_patched_sessions": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),

@@ -1,4 +1,4 @@
-"""Write the table of docs/explanation/leaks.md from a run of all cases.
+"""Write the table of tests/answers.md from a run of all cases.
 
 python tests/helpers/leak_table.py
 """
@@ -12,7 +12,7 @@ from pytracer.analysis import find_leaks
 from pytracer.reading import load
 from pytracer.text import size
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "leaks.md"
+PAGE = Path(__file__).parents[1] / "answers.md"
 BEGIN, END = "<!-- Made by tests/helpers/leak_table.py -->\n\n", "\n<!-- End -->\n"
 VERDICTS = {"leak": "leak", "none": "none", "unknown": "can't tell"}
 

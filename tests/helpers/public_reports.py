@@ -2,7 +2,7 @@
 
     python tests/helpers/public_reports.py
 
-It prints the rows of the table in docs/explanation/simulator.md.
+It prints the rows of the table in tests/answers.md.
 """
 
 from collections.abc import Callable

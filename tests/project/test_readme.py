@@ -66,6 +66,34 @@ def test_every_public_name_exists() -> None:
         assert hasattr(pytracer, name), name
 
 
+@pytest.mark.parametrize(
+    ("page", "answer"),
+    [
+        ("out-of-memory", "pytracer show /shared/run7"),
+        ("phases", "PYTRACER_STEPS=10-12"),
+        ("verl", "python -m verl"),
+        ("frameworks", "integrations.lightning.PytracerCallback"),
+        ("container", "No compiler on the nodes"),
+        ("view", "too large for memory_viz"),
+        ("ci", "--fail-over 5%"),
+        ("what-takes-memory", "Much is `unknown`"),
+        ("choose-settings", "pytracer recommend snapshot"),
+        ("read-files", "pip install"),
+        ("always-on", "What does it cost"),
+        ("add-a-backend", "csrc/hooks/{backend}"),
+        ("hooks", "For any other torch"),
+        ("other-tools", "pandas.read_parquet"),
+    ],
+)
+def test_an_answer_is_one_click_and_a_hundred_words_away(page: str, answer: str) -> None:
+    path = f"docs/how-to/{page}.md"
+    assert f"({path}" in README.read_text()
+    before, found, _ = (ROOT / path).read_text().partition(answer)
+    assert found
+    prose = re.sub(r"^```.*?(?:^```$|\Z)", "", before, flags=re.DOTALL | re.MULTILINE)
+    assert len(re.findall(r"\S*\w\S*", prose)) <= 100
+
+
 def test_every_figure_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN the script that writes the tables
     monkeypatch.syspath_prepend(ROOT / "bench")

@@ -1,9 +1,8 @@
-"""Tests of examples/rlhf_phases.py on the CPU, and of the program of docs/how-to/phases.md."""
+"""Tests of examples/rlhf_phases.py on the CPU, and of examples/colour_phases.py."""
 
 import math
 import pickle
 import random
-import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -86,16 +85,14 @@ def test_weights_change_the_update_only_where_they_are_applied(example: dict[str
     assert not torch.equal(heads["applied"], heads["off"])
 
 
-def test_the_program_in_the_docs_colours_by_phase(tmp_path: Path) -> None:
+def test_an_example_colours_by_phase(tmp_path: Path) -> None:
     # GIVEN a snapshot with an allocation in a phase, and one in none
     with Tracer(tmp_path / "x.pickle", device="cpu"):
         kept = [torch.empty(1000)]
         with annotate("rollout"):
             kept.append(torch.empty(2000))
-    # WHEN the program of the page runs on the snapshot
-    text = (ROOT / "docs" / "how-to" / "phases.md").read_text()
-    (program,) = re.findall(r"```python\n(import pickle\n.*?)```", text, re.DOTALL)
-    done = processes.run(program, "x.pickle", cwd=tmp_path)
+    # WHEN the example runs on the snapshot
+    done = processes.run_python(ROOT / "examples/colour_phases.py", "x.pickle", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     # THEN memory_viz can read the copy: it has the phase, and the "unknown" that memory_viz needs
     path = tmp_path / "coloured.pickle"

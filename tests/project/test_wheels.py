@@ -34,6 +34,18 @@ def audits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("audits")
 
 
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module that makes the links of a release."""
+    monkeypatch.syspath_prepend(WHEELS)
+    return importlib.import_module("links")
+
+
+@pytest.fixture
+def toml() -> ModuleType:
+    return pytest.importorskip("tomllib")  # since Python 3.11
+
+
 def test_every_release_that_tests_run_on_is_pinned() -> None:
     # GIVEN the releases of the Makefile
     makefile = (ROOT / "Makefile").read_text()
@@ -105,6 +117,7 @@ def test_the_workflow_of_a_release_runs_what_exists() -> None:
     # THEN it starts .ci/wheels with commands that exist
     started = re.findall(r"bin/python (\S*wheels) (\w+)", workflow)
     assert {command for _, command in started} == {"version", "audit"}
+    assert len(re.findall(r"python3 \.ci/wheels/links\.py", workflow)) == 2
     for script, command in started:
         assert ROOT / script.removeprefix("{project}/") == WHEELS
         assert f'@main.command("{command}")' in (WHEELS / "__main__.py").read_text()
@@ -113,6 +126,31 @@ def test_the_workflow_of_a_release_runs_what_exists() -> None:
     assert len(targets) == 4
     for target in targets:
         assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+
+
+def test_the_links_of_a_release_lead_to_its_repository(links: ModuleType, toml: ModuleType) -> None:
+    # GIVEN the README and the project's table
+    readme, pyproject = ((ROOT / name).read_text() for name in ("README.md", "pyproject.toml"))
+    # WHEN they are made ready for a release
+    text = links.absolute(readme, "https://example.org/a/b", "v1")
+    project = toml.loads(links.with_urls(pyproject, "https://example.org/a/b", "v1"))["project"]
+    # THEN no link of the README is relative, and nothing but links has changed
+    assert all("://" in link for link in re.findall(r"\]\(([^)\s]+)\)", text))
+    assert "](https://example.org/a/b/raw/v1/docs/answer.svg)" in text
+    assert re.sub(r"https://example\.org/a/b/\w+/v1/", "", text) == readme
+    # AND the urls are there, and all else stays
+    assert project.pop("urls")["Repository"] == "https://example.org/a/b"
+    assert project == toml.loads(pyproject)["project"]
+
+
+def test_the_recipe_for_conda_needs_what_the_package_needs(toml: ModuleType) -> None:
+    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = (ROOT / ".ci/conda/recipe.yaml").read_text()
+    run = re.findall(r"^    - (\S+ >=\S+)$", recipe[recipe.index("  run:") :], re.MULTILINE)
+    assert sorted(run) == sorted(need.replace(">=", " >=") for need in project["dependencies"])
+    assert f'version: "{project["version"]}"' in recipe
+    (command,) = (f"{name} = {target}" for name, target in project["scripts"].items())
+    assert f"- {command}\n" in recipe
 
 
 @pytest.mark.parametrize(

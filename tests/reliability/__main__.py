@@ -6,7 +6,7 @@
 
 An attack on CUDA needs an environment with a CUDA build of torch (`--cuda-python`) and runs on
 simulated devices. A run of some attacks replaces these in the file and keeps the others. The exit
-status is 1 if an attack failed. docs/explanation/reliability.md is made from the files by page.py.
+status is 1 if an attack failed. results/README.md is made from the files by page.py.
 """
 
 import argparse

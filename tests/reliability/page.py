@@ -1,4 +1,4 @@
-"""Put what the attacks found into docs/explanation/reliability.md.
+"""Put what the attacks found into results/README.md.
 
 A table stands there between `<!-- NAME -->` and `<!-- /NAME -->`; the function of that name below
 makes it from results/minutes.json (`make reliability`) and results/soak.json (`make soak`), which
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs/explanation/reliability.md"
+PAGE = HERE / "results/README.md"
 RUNS = {"minutes": "make reliability", "soak": "make soak"}
 SHOWN_FAILURES = 5
 LINE_CHARACTERS = 300

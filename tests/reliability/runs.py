@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def commit() -> str | None:
     """Return the commit of the sources, with a "+" if they were changed; None if unknown."""
     head = _git("rev-parse", "--short", "HEAD")
-    generated = [":!tests/reliability/results", ":!docs/explanation/reliability.md"]
+    generated = [":!tests/reliability/results"]
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *generated)
     return f"{head}+" if head and changes else head
 

@@ -1,4 +1,4 @@
-"""Run each attack with a small budget; check that the page of docs/ agrees with the JSON files."""
+"""Run each attack with a small budget; check that results/README.md agrees with the JSON files."""
 
 import importlib
 import json

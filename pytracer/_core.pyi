@@ -67,6 +67,9 @@ def describe_box(text: bytes) -> None:
     b"": the process has written all, and nobody needs the box.
     """
 
+def box_was_lost() -> bool:
+    """Return whether a box's file was truncated, or its disk failed, which ended the recording."""
+
 class Box:
     """A box, which another process writes or has left.
 

@@ -18,6 +18,7 @@ void register_boxes(py::module_& core) {
       "describe_box",
       [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); },
       py::arg("text"));
+  core.def("box_was_lost", &Box::was_lost);
   core.attr("MAX_DESCRIPTION") = BoxNotes::kMaxDescription;
   py::class_<BoxReader>(core, "Box")
       .def(py::init<int>(), py::arg("file"))

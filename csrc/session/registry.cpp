@@ -81,6 +81,9 @@ void Registry::remove(Session& session) noexcept {
 void Registry::open_box(int file) {
   std::lock_guard lock(control_);
   if (!sessions_.empty() || box_) throw Error("this process is recorded already");
+  Box::watch([]() noexcept {
+    for (const bool cpu : {true, false}) Recorder::instance().set_enabled(cpu, false);
+  });
   auto box = std::make_shared<Box>(file);
   notes_ = std::make_unique<BoxNotes>(box);
   box_ = std::move(box);

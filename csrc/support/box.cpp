@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 
 #include "support/error.h"
@@ -80,6 +81,27 @@ void unmap_part(char* memory, size_t bytes) noexcept {
 bool map_private(char* memory, size_t bytes) noexcept {
   return mmap(memory, bytes, PROT_READ | PROT_WRITE,
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+}
+
+void (*g_on_lost)() noexcept = nullptr;
+std::atomic<bool> g_was_lost{false};
+struct sigaction g_other_bus_errors;
+
+void on_bus_error(int number, siginfo_t* about, void* context) {
+  const char* const address = static_cast<const char*>(about->si_addr);
+  for (const Range& range : g_ranges) {
+    char* const begin = range.begin.load(std::memory_order_relaxed);
+    const size_t bytes = range.bytes.load(std::memory_order_relaxed);
+    if (begin == nullptr || address < begin || address >= begin + bytes) continue;
+    g_on_lost();
+    g_was_lost.store(true, std::memory_order_relaxed);
+    if (map_private(begin, bytes)) return;  // to the instruction that failed
+  }
+  if ((g_other_bus_errors.sa_flags & SA_SIGINFO) != 0) {
+    g_other_bus_errors.sa_sigaction(number, about, context);
+  } else {
+    sigaction(number, &g_other_bus_errors, nullptr);  // the instruction fails again
+  }
 }
 
 constexpr uint64_t rounded_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -186,6 +208,17 @@ void Box::give_back(const Place& place) noexcept {
               static_cast<off_t>(place.entry->capacity));
   }
 }
+
+void Box::watch(void (*on_lost)() noexcept) noexcept {
+  if (g_on_lost != nullptr) return;
+  g_on_lost = on_lost;
+  struct sigaction action {};
+  action.sa_sigaction = &on_bus_error;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  sigaction(SIGBUS, &action, &g_other_bus_errors);
+}
+
+bool Box::was_lost() noexcept { return g_was_lost.load(std::memory_order_relaxed); }
 
 void Box::after_fork_in_child() noexcept {
   for (Range& range : g_ranges) {

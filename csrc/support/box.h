@@ -7,7 +7,9 @@
 //    SIGBUS, and a limit of the file's size no SIGXFSZ.
 // 3. The descriptor may be closed, or be another file's, by the program's doing: it is compared each time.
 // 4. A child does not have the mapping. after_fork_in_child() puts zeroes in its place.
-// 5. Its layout is below; restore/box_reader.h reads it.
+// 5. If somebody truncates the file, or its disk fails, the kernel raises SIGBUS at the next touch. Then
+//    zeroes take the place of the table, on_lost() ends the recording, and the process goes on.
+// 6. Its layout is below; restore/box_reader.h reads it.
 #pragma once
 
 #include <atomic>
@@ -103,6 +105,9 @@ class Box {
   void close_file() noexcept;
 
   static void after_fork_in_child() noexcept;
+  // Has `on_lost` called in a signal's handler when a box's file is gone; only the first call counts.
+  static void watch(void (*on_lost)() noexcept) noexcept;
+  static bool was_lost() noexcept;
 
  private:
   bool allocate(uint64_t offset, uint64_t bytes) noexcept;

@@ -33,8 +33,8 @@ class Line:
     """One line of an answer.
 
     Attributes:
-        role: What the line answers. "file": the file of the answer; "ended": how the process ended that
-            did not write it; "asked": the request that
+        role: What the line answers. "file": the file of the answer; "ended": how the process ended
+            that did not write it; "asked": the request that
             failed; "free": the memory that was free; "why": the reason; "from": the leak's line,
             and when memory runs out; "peak": the highest usage; "leak": whether memory is kept from
             step to step; "host": the host memory of the process; "lost": what the recording lacks;

@@ -27,11 +27,9 @@ def restore(folder: Path) -> list[str]:
         A line for each box, which says what was written, or why nothing was.
     """
     lines, when = [], f"{datetime.now():%Y%m%d-%H%M%S-%f}"
-    inside = [Path(at) for at, names, _ in os.walk(folder) if places.FOLDER in names]
+    inside = [Path(at, places.FOLDER) for at, names, _ in os.walk(folder) if places.FOLDER in names]
     private = places.folders(folder)[1:]
-    for box in [
-        box for at in [*(at / places.FOLDER for at in inside), *private] for box in places.left(at)
-    ]:
+    for box in [box for at in [*inside, *private] for box in places.left(at)]:
         only_in = folder if box.parent in private else None
         if line := _restore(box, when, only_in):
             lines.append(line)
@@ -62,7 +60,7 @@ def _restore(box: Path, when: str, only_in: Path | None) -> str | None:
 
 
 def remove_surplus(folder: Path) -> None:
-    """Remove the oldest boxes of processes that are gone, beyond `places.MOST_LEFT`. Never raises."""
+    """Remove the oldest boxes of processes that are gone, beyond `MOST_LEFT`. Never raises."""
     with contextlib.suppress(OSError):
         for box in places.left(folder)[: -places.MOST_LEFT]:
             with places.claimed(box) as file:

@@ -70,7 +70,10 @@ def describe(
     Unless it is urgent, only now and then.
     """
     global _described_at
-    if _path is None or (not is_urgent and time.monotonic() < _described_at + _REFRESH_S):
+    if _path is None:
+        return
+    _warn_if_lost()
+    if not is_urgent and time.monotonic() < _described_at + _REFRESH_S:
         return
     _described_at = time.monotonic()
     _users[user] = description
@@ -86,10 +89,20 @@ def leave(user: object) -> None:
     """Say that a tracer has written what it has to say. Never raises."""
     if _users.pop(user, None) is None or _path is None:
         return
+    _warn_if_lost()
     if _users:
         describe(*next(iter(_users.items())))
     else:
         _core.describe_box(b"")
+
+
+def _warn_if_lost() -> None:
+    if _core.box_was_lost():
+        warn_once(
+            f"{_path} was truncated or cannot be read: nothing is recorded any more. The job "
+            "continues",
+            "box was lost",
+        )
 
 
 def _remove(path: Path) -> None:

@@ -1,8 +1,9 @@
 """The program that writes a snapshot from a box, for a process that ended without writing.
 
-`python -m pytracer.tracing.restore BOX WHEN ONLY_IN` prints a JSON object as its last line: `path` of
-the snapshot, or null if the process had used no device or had written all; `ended`, a sentence; and
-`is_other`, whether the output is not in the folder `ONLY_IN`, and the box was left alone.
+`python -m pytracer.tracing.restore BOX WHEN ONLY_IN` prints a JSON object as its last line:
+`path` of the snapshot, or null if the process had used no device or had written all; `ended`, a
+sentence; and `is_other`, whether the output is not in the folder `ONLY_IN`, and the box was left
+alone. `WHEN` becomes a part of the snapshot's name.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ def work(folder: Path, seed: int, thread: int) -> None:
 
 
 def noted(folder: Path, thread: int) -> tuple[list[int], list[int]]:
-    """Return the changes that a thread had made, in floats, negative for a free; and one in flight."""
+    """Return the changes of a thread, in floats, negative for a free; and one in flight."""
     done, _, begun = (folder / f"thread{thread}").read_text().rpartition("\n")
     return [int(line) for line in done.split()], [int(begun)] if begun else []
 

@@ -64,7 +64,8 @@ def _is_saved(_category: str, rule: str) -> bool:
 def has_categories(snapshot: Snapshot) -> bool:
     """Return whether a file says what blocks were for; files of other recorders do not."""
     was_read = snapshot.metadata.tensors.unread is not None  # and no block may be left
-    return was_read or bool(snapshot.blocks.category.any())
+    was_noted = snapshot.metadata.killed is not None  # what the process read while it ran
+    return was_read or was_noted or bool(snapshot.blocks.category.any())
 
 
 def block_categories(snapshot: Snapshot, device: int, history: History) -> BlockCategories:

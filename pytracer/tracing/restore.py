@@ -41,8 +41,8 @@ def restored(path: Path, when: str, only_in: str) -> dict[str, Any]:
         output = Path(when.join(described["path"]))
         if only_in and Path(only_in) not in output.parents:
             return {**result, "is_other": True}
-        recording, about = described["recording"], described["metadata"]
-        view = box.view(*recording, places.boot_of(path) == places.boot())
+        (depth, context, forward), about = described["recording"], described["metadata"]
+        view = box.view(depth, context, forward, places.boot_of(path) == places.boot())
         if described["only_if_used"] and not view.used_devices:
             return result
         killed = {

@@ -96,7 +96,7 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
         Part("plain_training", [*run, "plain", str(EXAMPLES / "plain_training.py")], 60, ("show",)),
         Part("train_transformer", [str(EXAMPLES / "train_transformer.py")], 60, ("show",)),
     ]
-    if device == "cuda" and importlib.util.find_spec("transformers"):
+    if device == "cuda" and not short and importlib.util.find_spec("transformers"):
         programs += of_a_whole_device()
     if extra is not None:
         programs += [Part(path.stem, [str(path)], 60) for path in sorted(extra.glob("*.py"))]

@@ -226,7 +226,7 @@ print("done", done, f"{len(read)} of {len(traces)} traces")
 def test_no_deadlock(backend: str, extension: Extension, tmp_path: Path) -> None:
     # WHEN snapshots are taken while threads allocate, some without the GIL and some that hold it
     try:
-        rounds = amount(100, 1_500)
+        rounds = amount(50, 1_500)
         done = processes.run(ROUNDS, backend, rounds, extension.folder, cwd=tmp_path)
     except subprocess.TimeoutExpired as expired:
         pytest.fail(f"{expired}: {expired.stderr!r}")

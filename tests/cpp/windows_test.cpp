@@ -33,11 +33,10 @@ std::vector<uint64_t> addresses(const View& view) {
 std::vector<uint32_t> steps(const View& view) {
   std::vector<uint32_t> found;
   const DeviceView& device = view.devices[0];
+  auto next = device.steps.begin();
+  uint32_t step = 0;
   for (uint64_t sequence = device.first; sequence < device.capture.end; ++sequence) {
-    uint32_t step = 0;
-    for (const auto& each : device.steps) {
-      if (each.begin <= sequence) step = each.number;
-    }
+    for (; next != device.steps.end() && next->begin <= sequence; ++next) step = next->number;
     found.push_back(step);
   }
   return found;

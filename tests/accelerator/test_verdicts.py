@@ -352,7 +352,7 @@ def test_the_file_at_the_end_of_a_program_that_survived(backend: str, tmp_path: 
     assert sites[0] == sites[1]
 
 
-SEEDS = range(100, amount(110, 150))
+SEEDS = range(100, amount(115, 150))
 
 
 def test_random_programs(backend: str, tmp_path: Path) -> None:

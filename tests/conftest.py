@@ -119,6 +119,18 @@ def only_own_objects() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_environment() -> Iterator[None]:
+    """Unset the variables that a module's imports have set, such as Ray's.
+
+    Otherwise, the programs of later modules' tests would be new processes, not forks.
+    """
+    before = {*os.environ}
+    yield
+    for name in {*os.environ} - before:
+        del os.environ[name]
+
+
 @pytest.fixture(scope="module")
 def no_collector() -> Iterator[None]:
     """Disable the collector, so that it frees no other test's objects during a recording."""

@@ -1,15 +1,15 @@
-"""Try pytracer on a real GPU: the accelerator's tests, quick benchmarks, and 18 programs.
+"""Try pytracer on a real GPU: the accelerator's tests, quick benchmarks, and 20 programs.
 
     make hardware                               # installs into .venv-hardware, needs no network
     python tests/hardware.py --device cuda      # with the installed pytracer
     tests/devices/simulate cuda PYTHON tests/hardware.py --device cuda --short
 
 Each part prints as it goes, has a time limit, and leaves the other parts running if it fails; all
-end within 25 minutes. The results are `hardware.json` and `hardware.md` in the folder of
-`--output`. The exit status is 1 if a part failed. `--short` tries the tests and two programs,
-and no benchmark, which takes minutes.
-`--programs` adds a folder of programs, such as reports of users; they run in a folder that has a
-folder `out`.
+end within 25 minutes, the less important ones last. The files of tests run one after the other,
+and the one that fills the device alone. The results are `hardware.json` and `hardware.md` in the
+folder of `--output`. The exit status is 1 if a part failed. `--short` tries the tests and two
+programs, and no benchmark, which takes minutes. `--programs` adds a folder of programs, such as
+reports of users; they run in a folder that has a folder `out`.
 """
 
 import argparse
@@ -33,6 +33,8 @@ EXAMPLES, HELPERS = ROOT / "examples", ROOT / "tests" / "helpers"
 SHOWN_LINES = 60
 TOTAL_SECONDS = 24 * 60
 END_SECONDS = 20  # for a part to end, after it was asked to
+ANSWER_SECONDS = 60
+TEST_GROUPS = 4  # a crash or a test without an end costs only the rest of its group
 
 
 class Part(NamedTuple):
@@ -56,14 +58,16 @@ class Part(NamedTuple):
 
 def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Part]:
     """Return the parts, in the order of their use."""
-    tests = ["-m", "pytest", "-q", f"--device={device}", f"--junitxml={report}", "--timeout=240"]
+    tests = ["-m", "pytest", "-v", f"--device={device}", f"--junitxml={report}", "--timeout=240"]
     names = ["test_attach", "test_parity", "test_cuts", "test_snapshot", "test_oom"]
     folder = ROOT / "tests" / "accelerator"
     first = [str(folder / f"{name}.py") for name in names]
-    rest = [str(folder), *(f"--ignore={path}" for path in first)]
+    filling = str(folder / "test_saved_tensors.py")  # other tests would find no memory meanwhile
+    rest = sorted({*map(str, folder.glob("test_*.py"))} - {*first, filling})
     bench = [str(ROOT / "bench"), "--device", device, "--quick"]
     leaks = ["list_of_activations", "graph_of_losses", "cache_in_a_module", "replay_buffer"]
     steps = ["12"] if short else []
+    run = ["-m", "pytracer", "run", "--output"]
     programs = [
         *(
             Part(
@@ -76,7 +80,7 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
         ),
         Part(
             "fsdp_gathers 3b",
-            ["-m", "pytracer", "run", "--output", "fsdp", str(EXAMPLES / "fsdp_gathers.py"), "3b"],
+            [*run, "fsdp", str(EXAMPLES / "fsdp_gathers.py"), "3b"],
             90,
             ("show",),
             "fragmented",
@@ -89,8 +93,10 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
         ),
         Part("memory_by_module", [str(EXAMPLES / "memory_by_module.py")], 60, ("show",)),
         Part("demo", ["-m", "pytracer", "demo"], 60),
+        Part("plain_training", [*run, "plain", str(EXAMPLES / "plain_training.py")], 60, ("show",)),
+        Part("train_transformer", [str(EXAMPLES / "train_transformer.py")], 60, ("show",)),
     ]
-    if device == "cuda" and importlib.util.find_spec("transformers"):
+    if device == "cuda" and not short and importlib.util.find_spec("transformers"):
         programs += of_a_whole_device()
     if extra is not None:
         programs += [Part(path.stem, [str(path)], 60) for path in sorted(extra.glob("*.py"))]
@@ -109,7 +115,12 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
         Part("tests of the hooks", [*tests, *first], 300),
         *figures,
         *programs,
-        Part("other tests", [*tests, *rest], 420),
+        Part("tests that fill the device", [*tests, filling], 120),
+        *(
+            Part(f"other tests, group {group + 1}", [*tests, *rest[group::TEST_GROUPS]], 150)
+            for group in range(TEST_GROUPS)
+        ),
+        Part("benchmark threads", [*bench, "threads"], 60),
     ]
 
 
@@ -124,9 +135,25 @@ def of_a_whole_device() -> Iterator[Part]:
         yield Part(name, command, 60, ("show",), words)
 
 
+def result_of(part: Part, seconds: float, folder: Path, report: Path) -> dict[str, Any]:
+    """Run a part for some seconds at most, and return what is known of it, with its result."""
+    print(f"\n=== {part.name}", flush=True)
+    if seconds < 1:
+        text = "not run: no time was left"
+        print(text, flush=True)
+        no_run = {"part": part.name, "status": None, "seconds": 0.0, "is_late": True}
+        return {**no_run, "says": part.says, "result": text, "output": [text]}
+    result = run(part._replace(seconds=seconds), folder)
+    if "tests" in part.name:
+        result |= counted(report)
+    elif part.answer:
+        result["result"] = answer(part.answer, folder)
+        print(result["result"], flush=True)
+    return result
+
+
 def run(part: Part, folder: Path) -> dict[str, Any]:
     """Run a part in a folder, copy its output to ours, and return what is known of it."""
-    print(f"\n=== {part.name}", flush=True)
     begin = time.monotonic()
     (folder / "out").mkdir(parents=True)
     paths = [os.environ.get("PYTHONPATH", ""), str(HELPERS), str(ROOT / "tests")]
@@ -158,9 +185,10 @@ def run(part: Part, folder: Path) -> dict[str, Any]:
     limit.start()
     lines = []
     assert process.stdout is not None
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line.rstrip())
+    with process.stdout as output:
+        for line in output:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip())
     status = process.wait()
     limit.cancel()
     return {
@@ -203,7 +231,12 @@ def answer(question: tuple[str, ...], folder: Path) -> str:
         return "no snapshot"
     last_oom = [path for path in files if "oom" in path.parent.name][-1:]
     command = [sys.executable, "-m", "pytracer", *question, str((last_oom or files)[0])]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {ANSWER_SECONDS} s"
     return next(iter((done.stdout or done.stderr).splitlines()), "no answer")
 
 
@@ -267,13 +300,7 @@ def main() -> None:
             report.unlink(missing_ok=True)
             folder = Path(place) / str(number)
             left = begin + TOTAL_SECONDS - time.monotonic()
-            result = run(part._replace(seconds=max(1, min(part.seconds, left))), folder)
-            if "tests" in part.name:
-                result |= counted(report)
-            elif part.answer:
-                result["result"] = answer(part.answer, folder)
-                print(result["result"], flush=True)
-            results.append(result)
+            results.append(result_of(part, min(part.seconds, left), folder, report))
             # After each part, because the machine may be taken away.
             content = json.dumps({**machine, "parts": results}, indent=2)
             (output / "hardware.json").write_text(content + "\n")

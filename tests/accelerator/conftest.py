@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import simulated
 import torch
+from accelerator.extension import Extension
 from patched_torch import Torch
 from settings_state import State
 
@@ -27,6 +28,12 @@ def device(backend: str) -> ModuleType:
     module: ModuleType = getattr(torch, backend)
     module.init()
     return module
+
+
+@pytest.fixture(scope="session")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Extension:
+    """Return the threads without Python, which are compiled once."""
+    return Extension(tmp_path_factory.mktemp("extension"))
 
 
 @pytest.fixture

@@ -269,3 +269,4 @@ print(json.dumps([last, results]))
             f"{names.upper()} is not recorded: the device appeared when the CPU was" in done.stderr
         )
         assert "the device appeared when the CPU was already being recorded" in with_cpu[1]
+        assert "give the CPU a tracer of its own\n" in done.stderr  # the job is not untraced

@@ -69,7 +69,7 @@ def test_a_process_that_does_not_use_the_device(
     # WHEN a process counts the devices, and computes on the CPU
     program = "import sys, torch\ngetattr(torch, sys.argv[1]).device_count()\ntorch.ones(5) + 1"
     env["PYTRACER"] = "1"
-    done = run(program, backend, cwd=tmp_path, env=env, new=True)
+    done = run(program, backend, cwd=tmp_path, env=env)
     # THEN it writes no file
     assert done.returncode == 0, done.stderr
     assert [*tmp_path.rglob("*.pickle")] == []
@@ -81,7 +81,7 @@ def test_tracing_and_the_patch_are_separate_switches(
 ) -> None:
     # GIVEN one of the switches
     env[switch] = "1"
-    done = run("import torch" + JOB, backend, cwd=tmp_path, env=env, new=True)
+    done = run("import torch" + JOB, backend, cwd=tmp_path, env=env)
     # THEN only its function is on
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True" if switch == "PYTRACER_PATCH_TORCH" else "False")

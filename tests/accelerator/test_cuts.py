@@ -43,11 +43,6 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Registry, "search", lambda _: None)
 
 
-@pytest.fixture(scope="module")
-def extension(tmp_path_factory: pytest.TempPathFactory) -> Extension:
-    return Extension(tmp_path_factory.mktemp("extension"))
-
-
 @pytest.fixture
 def devices(device: ModuleType) -> Iterator[list[int]]:
     """Return up to two devices, empty except for memory that other tests hold."""

@@ -26,17 +26,6 @@ UNLIMITED = 1 << 60  # pairs
 PAIR = ["alloc", "free_requested", "free_completed"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the compiled library."""
-    return tmp_path_factory.mktemp("extension")
-
-
-@pytest.fixture(scope="module")
-def extension(folder: Path) -> Extension:
-    return Extension(folder)
-
-
 @contextmanager
 def thread(body: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run `body` in a thread until the event is set, and raise its exception at the end."""
@@ -233,11 +222,12 @@ print("done", done, f"{len(read)} of {len(traces)} traces")
 """
 
 
-@pytest.mark.usefixtures("two_devices", "extension")
-def test_no_deadlock(backend: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("two_devices")
+def test_no_deadlock(backend: str, extension: Extension, tmp_path: Path) -> None:
     # WHEN snapshots are taken while threads allocate, some without the GIL and some that hold it
     try:
-        done = processes.run(ROUNDS, backend, amount(100, 1_500), folder, cwd=tmp_path)
+        rounds = amount(50, 1_500)
+        done = processes.run(ROUNDS, backend, rounds, extension.folder, cwd=tmp_path)
     except subprocess.TimeoutExpired as expired:
         pytest.fail(f"{expired}: {expired.stderr!r}")
     # THEN no thread hangs, and no event is missing

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import processes
 import pytest
-from unmodified_programs import ALONE, Env, python, snapshots
+from unmodified_programs import ALONE, Env, forked, python, snapshots
 
 PARENT = """
 import multiprocessing, os, subprocess, sys
@@ -105,7 +105,7 @@ def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
 def test_a_bad_variable_means_the_default(form: Form, tmp_path: Path, env: Env) -> None:
     # WHEN a variable has an invalid value
     env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")
-    done = python(*form.command, cwd=tmp_path, env=env, program=form.program)
+    done = forked(*form.command, cwd=tmp_path, env=env, program=form.program)
     # THEN the program is recorded with the default, and logs the reason
     assert done.returncode == 0
     assert_done(done)
@@ -138,7 +138,7 @@ def test_a_program_that_traces_itself_too(tmp_path: Path, env: Env) -> None:
     # GIVEN a program with a tracer of its own that writes into the same directory
     program = f"{ALONE}\nimport pytracer\npytracer.Tracer('outputs/profile').start()"
     env["PYTRACER"] = "1"
-    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    done = forked("program.py", cwd=tmp_path, env=env, program=program)
     # THEN both tracers write the live blocks
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(snapshots(tmp_path).values()) == [1000, 1000]
@@ -157,21 +157,6 @@ def test_a_compile_worker_is_not_traced(tmp_path: Path, env: Env) -> None:
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_children_do_not_overwrite_the_file(tmp_path: Path, env: Env) -> None:
-    # GIVEN one output file for a process and its child
-    env.update(PYTRACER="1", PYTRACER_OUTPUT="kept/job.pickle")
-    program = PARENT.format(SUBPROCESS)
-    done = python("program.py", cwd=tmp_path, env=env, program=program)
-    # THEN the first process writes this file, and the child a file next to it
-    assert (done.returncode, done.stderr) == (0, "")
-    found = snapshots(tmp_path)
-    assert found.pop("kept/job.pickle") == 1000
-    ((name, size),) = found.items()
-    assert name.startswith("kept/job.pid")
-    assert size == 2000
 
 
 @pytest.mark.slow
@@ -209,7 +194,7 @@ print(tracer.stats()["recording"], tracer.stats()["untraced"])
 assert torch.cuda.memory._snapshot is original
 {ALONE}"""
     # WHEN the environment disables pytracer, THEN it does neither, and works
-    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    done = forked("program.py", cwd=tmp_path, env=env, program=program)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "False PYTRACER=0\ndone\n")
     assert snapshots(tmp_path) == {}
 
@@ -226,7 +211,7 @@ def test_a_wrong_value_is_reported(
     tmp_path: Path, env: Env, variable: str, value: str, reason: str, files: int
 ) -> None:
     env.update({"PYTRACER": "1", variable: value})
-    done = python("program.py", cwd=tmp_path, env=env)
+    done = forked("program.py", cwd=tmp_path, env=env)
     assert (done.returncode, done.stdout) == (0, "done\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"pytracer: {reason}")
@@ -242,7 +227,7 @@ def test_a_missing_function_is_logged_at_the_start(tmp_path: Path, env: Env) -> 
         ("os:f", "module 'os' has no attribute 'f'"),
     ):
         env.update(PYTRACER="1", PYTRACER_ON_SNAPSHOT=name)
-        done = python("program.py", cwd=tmp_path, env=env, program=job)
+        done = forked("program.py", cwd=tmp_path, env=env, program=job)
         # THEN one line is logged before the job begins, and another at the first file
         assert (done.returncode, done.stdout) == (0, "done\n")
         start, at_work, end = done.stderr.splitlines()
@@ -253,21 +238,27 @@ def test_a_missing_function_is_logged_at_the_start(tmp_path: Path, env: Env) -> 
     # GIVEN a module next to the program, THEN it is imported only when a file was written
     (tmp_path / "uploads.py").write_text("print('imported')\ndef f(path): print('got it')")
     env.update(PYTRACER_ON_SNAPSHOT="uploads:f")
-    done = python("program.py", cwd=tmp_path, env=env)
+    done = forked("program.py", cwd=tmp_path, env=env)
     assert (done.stderr, done.stdout) == ("", "done\nimported\ngot it\n")
     assert [*snapshots(tmp_path).values()] == [1000] * 3
 
 
 @pytest.mark.slow
-def test_an_unknown_variable_is_reported_once(tmp_path: Path, env: Env) -> None:
-    # GIVEN a misspelt variable, and a process that starts another process
+def test_a_process_and_its_child(tmp_path: Path, env: Env) -> None:
+    # GIVEN misspelt variables, and one output file for a process and its child
     env.update(PYTRACER="1", PYTRACER_STACK_DEPT="7", PYTRACER_COLOUR="red")
-    done = python("program.py", cwd=tmp_path, env=env, program=PARENT.format(SUBPROCESS))
-    # THEN the first process suggests the correct name, and both processes are traced
+    env.update(PYTRACER_OUTPUT="kept/job.pickle")
+    done = forked("program.py", cwd=tmp_path, env=env, program=PARENT.format(SUBPROCESS))
+    # THEN the first process alone suggests the correct name
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert sorted(done.stderr.splitlines()) == [
         "pytracer: PYTRACER_COLOUR is not a variable of pytracer and has no effect",
         "pytracer: PYTRACER_STACK_DEPT is not a variable of pytracer and has no effect; "
         "did you mean PYTRACER_STACK_DEPTH?",
     ]
-    assert sorted(snapshots(tmp_path).values()) == [1000, 2000]
+    # AND it writes this file, and the child a file next to it
+    found = snapshots(tmp_path)
+    assert found.pop("kept/job.pickle") == 1000
+    ((name, size),) = found.items()
+    assert name.startswith("kept/job.pid")
+    assert size == 2000

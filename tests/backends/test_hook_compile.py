@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hook_world import World
 
+from pytracer.backends import hook_compile
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.errors import HookError
 
@@ -61,7 +62,9 @@ class PatchedCompiler(HookCompiler):
         (" OOM", " OOM, LATER", True),
     ],
 )
-def test_a_torch_with_another_action(tmp_path: Path, old: str, new: str, builds: bool) -> None:
+def test_a_torch_with_another_action(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, builds: bool
+) -> None:
     # GIVEN the running torch's headers, with an action that pytracer does not know
     headers = HookCompiler().include_dirs("cuda")
     names = ("c10/core/CachingDeviceAllocator.h", "c10/cuda/CUDACachingAllocator.h")
@@ -72,14 +75,16 @@ def test_a_torch_with_another_action(tmp_path: Path, old: str, new: str, builds:
     patched.parent.mkdir(parents=True)
     patched.write_text(before + begin + enumerators.replace(old, new, 1))
     compiler = PatchedCompiler(tmp_path / "include")
+    monkeypatch.setattr(hook_compile, "STANDARDS", hook_compile.STANDARDS[:1])
+    arguments = (compiler.find_command(), "cuda", tmp_path / "hook.so", ["-fsyntax-only"])
     # WHEN the hook is compiled
     if builds:
         # THEN it compiles if the new action is the last one, and events of this action are ignored
-        compiler.compile(compiler.find_command(), "cuda", tmp_path / "hook.so")
+        compiler.compile(*arguments)
         return
     # AND it does not compile if events would be mislabelled
     with pytest.raises(HookError) as raised:
-        compiler.compile(compiler.find_command(), "cuda", tmp_path / "hook.so")
+        compiler.compile(*arguments)
     assert "an action that this pytracer does not know; install a newer pytracer" in str(
         raised.value
     )
@@ -93,10 +98,11 @@ def test_a_torch_whose_header_of_workspaces_does_not_compile(tmp_path: Path) -> 
     patched.write_text("#include <cublas_of_the_future.h>\n")
     compiler = PatchedCompiler(tmp_path / "include")
     # WHEN / THEN the hook compiles without this part
-    compiler.compile(compiler.find_command(), "cuda", tmp_path / "hook.so")
+    arguments = (compiler.find_command(), "cuda", tmp_path / "hook.so", ["-O1"])
+    compiler.compile(*arguments)
     assert b"handle_stream_to_workspace" not in (tmp_path / "hook.so").read_bytes()
     # AND for the torch as it is, the hook has it
-    HookCompiler().compile(compiler.find_command(), "cuda", tmp_path / "hook.so")
+    HookCompiler().compile(*arguments)
     assert b"handle_stream_to_workspace" in (tmp_path / "hook.so").read_bytes()
 
 

@@ -380,7 +380,7 @@ TEST(cuts_are_consistent_under_fire) {
     });
   }
   uint64_t seen = 0;
-  for (int i = 0; i < 30 || seen < 20'000; ++i) {
+  for (int i = 0, cuts = amount(15, 30); i < cuts || seen < 20'000; ++i) {
     const DeviceView device = session.view().devices[0];
     check_consistent(device);
     seen = device.capture.end;
@@ -451,7 +451,7 @@ TEST(state_and_trace_agree_at_every_instant) {
       release(64);
     }
   });
-  const uint64_t views = static_cast<uint64_t>(amount(1'500, 5'000));
+  const uint64_t views = static_cast<uint64_t>(amount(500, 5'000));
   for (uint64_t odd = 0, even = 0; odd + even < views || odd < 100 || even < 100;) {
     const DeviceView device = session.view().devices[0];
     const bool alive = device.capture.end % 2 == 1;

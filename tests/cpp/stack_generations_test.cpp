@@ -325,7 +325,7 @@ TEST(stacks_are_given_up_while_threads_record) {
     });
   }
   uint32_t entries = 100;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0, rounds = amount(120, 300); i < rounds; ++i) {
     if (i % 30 == 29) session.change(entries += 50, 32, Context::all);  // replaces the ring
     if (i % 50 == 49) Recorder::code_destroyed(frame_at(1, 0).code);
     if (i % 40 == 39) {

@@ -26,6 +26,9 @@ HANG_S = 900
 """The time after which a program hangs. A busy machine is slow, which is no failure."""
 
 
+PATH = os.pathsep.join(map(os.path.abspath, sys.path))
+"""The folders of the tests' modules, before a test imports what adds others, such as Ray."""
+
 NOT_USUAL = (
     *("PYTRACER", "PYTEST_", "RANK"),
     *("TORCHINDUCTOR_", "TORCH_DEVICE_BACKEND_AUTOLOAD"),  # torch and torch_npu set them
@@ -39,8 +42,7 @@ def environment(**changes: str) -> dict[str, str]:
     The user's programs import the same packages as the tests, and torch uses one thread.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_USUAL)}
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
+    return {**kept, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **changes}
 
 
 @contextlib.contextmanager

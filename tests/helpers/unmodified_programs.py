@@ -38,10 +38,23 @@ IGNORED_WARNINGS = [
 ]
 
 
-def python(*arguments: str, cwd: Path, env: Env, program: str = ALONE) -> Done:
-    """Run Python in a folder with the program, which is also its standard input."""
+def forked(*arguments: str, cwd: Path, env: Env, program: str = ALONE) -> Done:
+    """Run Python like `python`, in a fork (warm_python): where it is not the start that is tested.
+
+    What reads the variables is the same as at the end of torch's import.
+    """
+    _write(program, cwd)
+    return processes.run_python(*arguments, cwd=cwd, env=env)
+
+
+def _write(program: str, cwd: Path) -> None:
     (cwd / "job.py").write_text(JOB)
     (cwd / "program.py").write_text(program)
+
+
+def python(*arguments: str, cwd: Path, env: Env, program: str = ALONE) -> Done:
+    """Run Python in a folder with the program, which is also its standard input."""
+    _write(program, cwd)
     done = subprocess.run(
         [sys.executable, *IGNORED_WARNINGS, *arguments],
         cwd=cwd,

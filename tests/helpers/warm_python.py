@@ -131,10 +131,6 @@ def prepare(request: dict[str, Any]) -> types.CodeType | str:
         import simulated
 
         simulated.set_capacity(int(os.environ.get("SIMULATED_CAPACITY_MB", 16384)) << 20)
-    if any(name.startswith("PYTRACER") for name in request["changes"]):
-        import _torch_pytracer
-
-        _torch_pytracer.autoload()  # as at the end of torch's import
     first, *rest = request["arguments"]
     folder, file = "", None
     if first in ("-c", "-m"):
@@ -152,6 +148,10 @@ def prepare(request: dict[str, Any]) -> types.CodeType | str:
     if file is not None:
         vars(main).update(__file__=file)
     sys.modules["__main__"] = main
+    if any(name.startswith("PYTRACER") for name in request["changes"]):
+        import _torch_pytracer
+
+        _torch_pytracer.autoload()  # as at the end of torch's import
     return code
 
 

@@ -147,9 +147,18 @@ def test_random_traces(name: str, chromium: Any, tmp_path: Path) -> None:
 # Views
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+DRAWN = ["native/cuda-2.15.0", "snapshot-1.5-cpu", "native/npu-2.14.0", "native/cuda-1.13.1"]
+SCHEMES = ["light", "dark"]
+
+
 @pytest.mark.parametrize(
-    "name", ["native/cuda-2.15.0", "snapshot-1.5-cpu", "native/npu-2.14.0", "native/cuda-1.13.1"]
+    ("name", "scheme"),
+    [
+        # Each file in one scheme; `make test-long` has both.
+        pytest.param(name, scheme, marks=[pytest.mark.long] if (i + j) % 2 else [])
+        for i, name in enumerate(DRAWN)
+        for j, scheme in enumerate(SCHEMES)
+    ],
 )
 def test_every_view_draws(name: str, scheme: str, chromium: Any, tmp_path: Path) -> None:
     # GIVEN pages with and without times, segments and events

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import simulated
+from processes import run_python
 
 HERE = Path(__file__).parent
 DEVICES = {"cpu": ("none", "cpu"), "cuda": ("cuda",) if simulated.active() else (), "npu": ()}
@@ -32,41 +33,48 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.slow
 def test_an_attack(attack: str, tmp_path: Path) -> None:
-    # WHEN an attack runs, for a moment
+    # WHEN an attack runs for a moment, in a fork: the command would start two processes for it
     file = tmp_path / "found.json"
-    command = [sys.executable, str(HERE), attack, "--seed", "1", "--seconds", str(SECONDS)]
-    command += ["--json", str(file), "--cuda-python", sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    options = ["--here", "--seed", 1, "--seconds", SECONDS, "--json", file]
+    done = run_python(HERE / "__main__.py", attack, *options, cwd=tmp_path)
     # THEN it has tried some cases, and none failed
     assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = json.loads(file.read_text()).values()
+    found = json.loads(file.read_text())
     assert found["tried"] > 0
     assert found["promise"]
     assert found["failures"] == []
 
 
 def test_a_failure_is_not_hidden(tmp_path: Path) -> None:
-    # GIVEN an attack whose process ends prematurely
+    # GIVEN an attack whose process ends prematurely, but for one seed
     copy = tmp_path / "tests" / "reliability"
     (copy / "attacks").mkdir(parents=True)
     for path in HERE.glob("*.py"):
         (copy / path.name).write_bytes(path.read_bytes())
     (copy / "attacks" / "broken.py").write_text(
-        '"""Ends."""\nimport os\nDEVICE = "none"\nSECONDS = 1\n'
+        '"""Ends."""\nimport os\nimport attack as interface\n'
+        'DEVICE = "none"\nSECONDS = 1\nPROMISE = "It ends."\n'
         "def attack(budget):\n"
         '    print("no more", flush=True)\n'
+        "    if budget.seed == 2:\n"
+        '        return interface.Outcome(5, "cases", [], {})\n'
         "    os._exit(0 if budget.seed else 3)\n"
     )
+    file = tmp_path / "found.json"
+    command = [sys.executable, str(copy), "broken", "--json", str(file), "--seed"]
     for seed, status in ((0, 3), (1, 0)):
         # WHEN it runs
-        file = tmp_path / "found.json"
-        command = [sys.executable, str(copy), "broken", "--json", str(file), "--seed", str(seed)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, str(seed)], capture_output=True, text=True, check=False)
         # THEN that is a failure, whatever its exit status
         assert done.returncode == 1, done.stdout
         (found,) = json.loads(file.read_text()).values()
         assert found["failed"] == 1
         assert f"status {status}: no more" in found["failures"][0]
+    # AND one that ends well is a success, with what it has found
+    done = subprocess.run([*command, "2"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    (found,) = json.loads(file.read_text()).values()
+    assert (found["promise"], found["tried"], found["failed"]) == ("It ends.", 5, 0)
 
 
 def test_every_figure_of_the_page_is_in_the_results(here: None) -> None:

@@ -26,7 +26,7 @@ class GilHold(ctypes.Structure):
 
 
 class Extension:
-    """The compiled library.
+    """The compiled library, in `folder`.
 
     Args:
         folder: The folder of the compiled library.
@@ -34,6 +34,7 @@ class Extension:
     """
 
     def __init__(self, folder: Path, is_compiled: bool = False) -> None:
+        self.folder = folder
         library = folder / "churn.so"
         if not is_compiled:
             self._compile(library)

@@ -19,6 +19,9 @@ from pytracer.reading.snapshot import Column, Snapshot
 MOST_CHARACTERS = 500
 """The longest text; of a longer one, the end is cut off."""
 
+MOST_OF_LINE = 2_000
+"""The longest line of the verdict and the longest sentence about what is left out."""
+
 MOST_TEXT = 8 * 2**20
 """The characters of all texts of a file together; further texts are shown as "…"."""
 

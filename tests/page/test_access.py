@@ -21,9 +21,10 @@ from shown_pages import (
 )
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import open_file, summarised, verdict_of
-from pytracer.page.page import Page, difference_of, page_of
+from pytracer.page.page import Page, page_of
 from pytracer.reading.reader import load
 
 pytestmark = pytest.mark.slow
@@ -61,7 +62,7 @@ def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
         files=[summarised(first), summarised(other)],
         data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
         left_out=names,
-        difference=difference_of(first.snapshot, other.snapshot),
+        difference=difference_of(first, other),
     )
     # WHEN all views are shown, by each colouring
     with shown(chromium, tmp_path, page) as tab:
@@ -168,7 +169,7 @@ def test_a_block_is_selected_by_the_keyboard(chromium: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_path: Path) -> None:
-    difference = difference_of(load(CUDA), training())
+    difference = difference_of(open_file(load(CUDA)), open_file(training()))
     page = page_of_two_files(left_out=["Something was left out."], difference=difference)
     with shown(chromium, tmp_path, page, color_scheme=scheme) as tab:
         tab.run((web / AXE).read_text())

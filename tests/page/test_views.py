@@ -313,7 +313,9 @@ def test_a_page_opens_with_the_answer(chromium: Any, tmp_path: Path) -> None:
     # A baseline: the difference
     page = page_of_two_files()
     with shown(
-        chromium, tmp_path, replace(page, difference={"rows": [], "sentence": "None."})
+        chromium,
+        tmp_path,
+        replace(page, difference={"rows": [], "sentence": "None.", "curves": None}),
     ) as tab:
         assert opened_with(tab)["tab"] == "tab-difference"
 

@@ -1,6 +1,7 @@
 /** The keys of the page, for its help. */
 
 export const KEYS = [
+  ["Drag, wheel", "in the timeline: select a range, zoom; with Shift, the wheel moves the view"],
   ["Tab", "go to the next view or control"],
   ["← →", "in the timeline and the map: move the moment; in a table's header: the next column"],
   ["Shift+← →", "in the timeline: move the view; in the map: move the moment by 100 events"],

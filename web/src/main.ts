@@ -156,7 +156,7 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
 function viewsOfPage(selection: Selection): TabView[] {
   const found: TabView[] = [];
   if (page.difference) {
-    const create = (root: HTMLElement): void => createDifference(root, page, selection);
+    const create = (root: HTMLElement): void => createDifference(root, page);
     found.push({ tab: "difference", label: "Difference", create });
   }
   if (page.files.length > 1) {

@@ -43,8 +43,17 @@ export interface FileEntry {
 }
 
 export interface Difference {
-  rows: { site: string; before_bytes: number; after_bytes: number; category?: string }[];
+  /** `share`: the change as a percentage or a factor, or "new" or "gone". */
+  rows: { site: string; before_bytes: number; after_bytes: number; share: string }[];
   sentence: string;
+  /** The allocated bytes over the same steps, or over the events of each file; null: unknown. */
+  curves: {
+    before: number[];
+    after: number[];
+    /** What the first and the last point are of. */
+    ends: [string, string];
+    largest: { bytes: number; where: string };
+  } | null;
 }
 
 /** The data of one file, decoded. */
@@ -129,6 +138,9 @@ export interface Span {
   depth: number;
   begin: number;
   end: number;
+  /** In microseconds after the first event with a time. */
+  begin_us: number;
+  end_us: number;
 }
 
 export interface Mark {

@@ -54,6 +54,14 @@ export function duration(microseconds: number): string {
   return `${Number((microseconds / (divisor as number)).toPrecision(4))} ${unit}`;
 }
 
+/** Return a time in microseconds with the digits that differ from the next one, `step` later. */
+export function roundTime(microseconds: number, step: number): string {
+  const most = Math.max(microseconds, step);
+  const [divisor, unit] = most < 1e3 ? [1, "µs"] : most < 1e6 ? [1e3, "ms"] : [1e6, "s"];
+  const digits = Math.max(0, Math.ceil(Math.log10((divisor as number) / step)));
+  return `${(microseconds / (divisor as number)).toFixed(digits)} ${unit}`;
+}
+
 /** Return the number that people see for an event. */
 export function eventNumber(device: Device, event: number): string {
   return count(device.first_event + event);

@@ -194,7 +194,8 @@ function fileOf(recorder: Recorder, name: string): FileData {
     },
     address_base: "0x7f0012000000",
     steps: recorder.steps,
-    spans: recorder.spans,
+    spans: recorder.spans.map((span) =>
+      ({ ...span, begin_us: span.begin * 3.5, end_us: span.end * 3.5 })),
     marks: [],
   };
   const file: FileData = {

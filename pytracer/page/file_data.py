@@ -138,6 +138,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "kind": packer.add("u8", tables.kinds(part)),
             "owner": packer.add("u32", tables.texts(blocks.owner)),
             "holder": packer.add("u32", tables.texts(blocks.holder)),
+            "module": packer.add("u32", tables.modules(part)),
         },
         "segments": _segments(part, tables, packer, base),
         "address_base": hex(base % 2**64),

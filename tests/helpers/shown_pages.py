@@ -129,3 +129,15 @@ def settled(tab: Tab) -> None:
         """() => new Promise(done => setTimeout(
         () => requestAnimationFrame(() => requestAnimationFrame(done)), 400))"""
     )
+
+
+def defects(tab: Tab, web: Path) -> list[Any]:
+    """Return the serious defects that axe finds in the page as it is."""
+    tab.run((web / "node_modules/axe-core/axe.min.js").read_text())
+    found: list[Any] = tab.run(
+        """async () => (await axe.run()).violations
+        .filter(each => ["serious", "critical"].includes(each.impact))
+        .map(each => [each.id, each.nodes.slice(0, 3).map(node => node.html.slice(0, 200)
+            + " " + node.failureSummary)])"""
+    )
+    return found

@@ -12,6 +12,7 @@ from shown_pages import (
     IS_READY,
     MIB,
     TABS,
+    defects,
     of_file,
     page_of_two_files,
     settled,
@@ -28,9 +29,6 @@ from pytracer.page.page import Page, page_of
 from pytracer.reading.reader import load
 
 pytestmark = pytest.mark.slow
-
-
-AXE = Path("node_modules/axe-core/axe.min.js")
 
 
 # Safety
@@ -172,18 +170,11 @@ def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_
     difference = difference_of(open_file(load(CUDA)), open_file(training()))
     page = page_of_two_files(left_out=["Something was left out."], difference=difference)
     with shown(chromium, tmp_path, page, color_scheme=scheme) as tab:
-        tab.run((web / AXE).read_text())
         for view in (*TABS, "ranks", "difference"):
             tab_named(tab, view)
             tab.run("() => window.pytracerSelection.update({block: 1})")
             settled(tab)
-            found = tab.run(
-                """async () => (await axe.run()).violations
-                .filter(each => ["serious", "critical"].includes(each.impact))
-                .map(each => [each.id, each.nodes.slice(0, 3).map(node => node.html.slice(0, 200)
-                    + " " + node.failureSummary)])"""
-            )
-            assert found == [], view
+            assert defects(tab, web) == [], view
 
 
 def test_it_prints_to_one_page(chromium: Any, tmp_path: Path) -> None:

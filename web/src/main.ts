@@ -12,6 +12,7 @@ import { createHeader } from "./header.ts";
 import { layoutsOf } from "./layout.ts";
 import { activeAt } from "./lives.ts";
 import { createMap } from "./map.ts";
+import { createModules } from "./modules.ts";
 import { createMoment } from "./moment.ts";
 import type { FileData, Mark, Model, Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
@@ -141,9 +142,11 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
     events,
     { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
   ];
-  // The first tab is open at the start: it has something to show.
+  if (model.file.modules.length > 1 && model.device.blocks.module.some((path) => path > 0)) {
+    tabs.push({ tab: "modules", label: "Modules", create: (root) => createModules(root, model, selection) });
+  }
+  // The first tab is open at the start. The CPU's allocator has no segments.
   if (model.usage.has_segments) tabs.unshift(map);
-  else tabs.push(map);
   createTabs(views, page.difference ? [...viewsOfPage(selection), ...tabs]
     : [...tabs, ...viewsOfPage(selection)], selection);
   const detail = element("section", { class: "panel", "aria-label": "Selected block" });

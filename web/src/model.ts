@@ -74,6 +74,8 @@ export interface FileData {
   /** For each kind of block: an index in `categories`, and the rule that decided. */
   kinds: [number, string][];
   pools: [number, number][];
+  /** The paths of modules, as in "layers.3.attn"; `modules[0]` is "". */
+  modules: string[];
   devices: Device[];
 }
 
@@ -195,6 +197,8 @@ export interface Blocks {
   owner: Uint32Array;
   /** The Python object that keeps the block, an index in `FileData.strings`; 0: unknown. */
   holder: Uint32Array;
+  /** The module that the block belongs to, an index in `FileData.modules`; 0: unknown. */
+  module: Uint32Array;
 }
 
 export interface Segments {

@@ -10,7 +10,7 @@ import { AXES, type AxisName } from "./axis.ts";
 export const COLOURS = ["category", "site", "phase", "step", "age"] as const;
 export type Colour = (typeof COLOURS)[number];
 
-export const TABS = ["map", "blocks", "events", "flame", "ranks", "difference"] as const;
+export const TABS = ["map", "blocks", "events", "flame", "modules", "ranks", "difference"] as const;
 export type Tab = (typeof TABS)[number];
 
 export interface State {

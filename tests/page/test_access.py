@@ -110,6 +110,40 @@ def test_a_notebook_shows_the_page(chromium: Any, tmp_path: Path) -> None:
         assert [p for p in tab.problems if "about:srcdoc" not in p] == []
 
 
+# The text of a notebook of each theme, the background of the page, and the colour of a canvas: that
+# of the frame around the interval in the minimap.
+TEXT = {"light": "#333", "dark": "color(srgb .9 .9 .9)"}
+PAGE = {"light": "rgb(246, 247, 249)", "dark": "rgb(15, 19, 24)"}
+FRAME = {"light": [17, 17, 17, 255], "dark": [255, 255, 255, 255]}
+SHOWN = """() => {
+    const inside = document.querySelector("iframe").contentWindow;
+    const map = inside.document.querySelector(".minimap");
+    const pixel = map?.getContext("2d").getImageData(map.width / 2, 0, 1, 1).data;
+    return [inside.getComputedStyle(inside.document.body).backgroundColor, [...pixel ?? []]];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_notebook_has_its_theme(scheme: str, chromium: Any, tmp_path: Path) -> None:
+    # GIVEN notebooks of both themes, which the browser does not know
+    for theme, other in (("light", "dark"), ("dark", "light")):
+        path = tmp_path / f"{theme}.html"
+        page = of_file(CUDA)._repr_html_()
+        path.write_text(
+            f'<!doctype html><body style="color: {TEXT[theme]}"><div>{page}</div></body>'
+        )
+        with browser.opened(chromium, path, color_scheme=scheme) as tab:
+            tab.page.frame_locator("iframe").locator("#tab-blocks").wait_for()
+            settled(tab)
+            # THEN the page has the notebook's theme, and its canvases too
+            assert tab.run(SHOWN) == [PAGE[theme], FRAME[theme]]
+            # WHEN the notebook's theme changes, THEN so does the page's
+            tab.run("text => { document.body.style.color = text; }", TEXT[other])
+            settled(tab)
+            settled(tab)
+            assert tab.run(SHOWN) == [PAGE[other], FRAME[other]]
+
+
 # For everyone
 
 

@@ -18,6 +18,7 @@ import type { FileData, Mark, Model, Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
 import { fromHash, Selection, type State, toHash } from "./selection.ts";
 import { createTabs, type TabView } from "./tabs.ts";
+import { onTheme } from "./theme.ts";
 import { createTimeline } from "./timeline.ts";
 import { usageOf } from "./usage.ts";
 import { element } from "./view.ts";
@@ -179,6 +180,6 @@ function keepAddress(state: Readonly<State>): void {
 }
 
 document.title = page.title;
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current?.refresh());
+onTheme(() => current?.refresh());
 window.addEventListener("hashchange", () => void open(fromHash(location.hash)));
 void open(fromHash(location.hash));

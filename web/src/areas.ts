@@ -15,6 +15,7 @@ import type { Blocks } from "./model.ts";
 export const MOST_AREAS = 400;
 
 export interface Columns {
+  axis: Axis;
   /** The entries that the columns show: first and last. */
   first: number;
   last: number;
@@ -67,21 +68,18 @@ export function columnsOf(
     entries[column] = best;
     next = end;
   }
-  return { first, last, entries, from, to };
+  return { axis, first, last, entries, from, to };
 }
 
-/**
- * Return for each entry from `first` to `last + 1` the first column whose entry is this one or a
- * later one; the number of columns if there is none.
- */
-function columnsFrom({ first, last, entries }: Columns): Int32Array {
-  const found = new Int32Array(last - first + 2).fill(entries.length);
-  let next = first;
-  for (const [column, entry] of entries.entries()) {
-    if (entry >= next) found.fill(column, next - first, entry - first + 1);
-    next = Math.max(next, entry + 1);
-  }
-  return found;
+/** Return the first column whose entry is this one or a later one; the number of columns if none. */
+function columnFrom({ first, last, entries, axis }: Columns, scale: number, entry: number): number {
+  if (entry <= first) return 0;
+  if (entry > last) return entries.length;
+  const begins = Math.floor((axis.at(entry) - axis.at(first)) * scale);
+  let column = Math.max(0, Math.min(entries.length - 1, begins));
+  if (entries[column]! < entry) return column + 1;
+  while (column > 0 && entries[column - 1]! >= entry) column -= 1; // the place may be rounded up
+  return column;
 }
 
 /**
@@ -94,14 +92,15 @@ export function areasOf(blocks: Blocks, groups: Groups, columns: Columns, least:
   const tops = groups.names.map(() => new Float64Array(width + 1));
   const from = new Int32Array(blocks.count);
   const to = new Int32Array(blocks.count);
-  const columnFrom = columnsFrom(columns);
+  const { axis, first: start, last } = columns;
+  const scale = width / (axis.at(last + 1) - axis.at(start) || 1);
   for (let i = 0; i < blocks.count; i++) {
     const begin = blocks.alloc_event[i]! + 1;
     if (begin > columns.last) break; // blocks are in the order of their allocation
     const end = blocks.free_requested_event[i]!; // the last entry at which it is allocated
     if (end < columns.first) continue;
-    const first = columnFrom[Math.max(0, begin - columns.first)]!;
-    const after = columnFrom[Math.min(columns.last, end) + 1 - columns.first]!;
+    const first = columnFrom(columns, scale, begin);
+    const after = columnFrom(columns, scale, end + 1);
     if (first >= after) continue;
     const top = tops[groups.of[i]!]!;
     top[first]! += blocks.size_bytes[i]!;

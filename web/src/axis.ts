@@ -52,6 +52,8 @@ export function timeAxis(time_us: Float64Array): Axis {
     isTime: true,
     entries,
     at(entry) {
+      const exact = entry | 0;
+      if (exact === entry) return edges[exact]!; // asked for each block
       const whole = Math.max(0, Math.min(entries - 1, Math.floor(entry)));
       return edges[whole]! + (entry - whole) * width(whole);
     },

@@ -10,7 +10,7 @@ import { frameText, size } from "./text.ts";
 
 /** Show the flame graph of a model. */
 export function createFlame(root: HTMLElement, model: Model, selection: Selection): void {
-  const { device: { blocks }, file } = model;
+  const { device: { blocks: { size_bytes, stack } }, file } = model;
   const options = { hasLibraries: false, isInverted: false };
   let pathOf = pathsOf(file, options);
   const option = (name: keyof typeof options, text: string): HTMLElement =>
@@ -25,7 +25,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     example: "file or function",
     options: [option("hasLibraries", "Frames of torch and libraries"), option("isInverted", "Callers below")],
     key: () => Object.values(options).join(" "),
-    tree: (active, groupOf) => flameTree(active, blocks, groupOf, pathOf),
+    tree: (active, groupOf) => flameTree(active, { size_bytes, stack }, groupOf, pathOf),
     nameOf({ frame }: FlameNode) {
       if (frame === CUT) return `(cut at ${file.stack_depth} frames)`;
       return frame < 0 ? "(no call stack)" : frameText(file, frame);

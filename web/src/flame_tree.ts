@@ -12,7 +12,7 @@ export interface FlameNode {
   /** The frame's number; `ROOT`, `NO_STACK` or `CUT`. */
   frame: number;
   bytes: number;
-  /** The bytes that the program requested. */
+  /** The bytes that the program requested; 0 if the tree is made without them. */
   requested: number;
   count: number;
   /** How many equal nodes this one stands for. */
@@ -57,9 +57,11 @@ export function pathsOf(
   return (stack) => (known[stack] ??= pathOf(stack));
 }
 
+type Columns = Pick<Blocks, "size_bytes" | "stack"> & Partial<Pick<Blocks, "requested_bytes">>;
+
 /** Return the tree of some blocks; `groupOf` has the group of each block: at most 256. */
 export function flameTree(
-  blocks: Iterable<number>, { size_bytes, requested_bytes, stack: stackOf }: Pick<Blocks, "size_bytes" | "requested_bytes" | "stack">,
+  blocks: Iterable<number>, { size_bytes, requested_bytes, stack: stackOf }: Columns,
   groupOf: Uint8Array, pathOf: (stack: number) => number[],
 ): FlameNode {
   const bytes = new Map<number, number>();
@@ -68,7 +70,7 @@ export function flameTree(
   for (const block of blocks) {
     const part = stackOf[block]! * 256 + groupOf[block]!;
     bytes.set(part, (bytes.get(part) ?? 0) + size_bytes[block]!);
-    requests.set(part, (requests.get(part) ?? 0) + requested_bytes[block]!);
+    if (requested_bytes) requests.set(part, (requests.get(part) ?? 0) + requested_bytes[block]!);
     counts.set(part, (counts.get(part) ?? 0) + 1);
   }
   const root = newNode(ROOT, null);
@@ -88,7 +90,7 @@ export function flameTree(
     const [stack, group, count] = [Math.floor(part / 256), part % 256, counts.get(part)!];
     const add = (node: FlameNode): void => {
       node.bytes += size;
-      node.requested += requests.get(part)!;
+      node.requested += requests.get(part) ?? 0;
       node.count += count;
       if (size <= node.most) return;
       node.most = size;

@@ -131,17 +131,15 @@ export function createIcicle(
     const label = node.frame < 0 ? text
       : `${short}, ${shareOf(node)}, ${counted(node.count, "block")}${icicle.figures?.(node) ?? ""}`;
     const isWide = width * pixels > 28;
+    const { swatch } = groupsOf(model, selection.colour);
+    const colour = node.parent ? `; --swatch: ${colourOf(swatch[node.group]!)}` : "";
     const box = element("div", {
+      style: `left: ${left * 100}%; width: ${width * 100}%; top: ${row * ROW_PIXELS}px${colour}`,
       class: `flame-box${isFound ? " is-found" : ""}${isCaller ? " is-caller" : ""}`,
       role: "treeitem", tabindex: node === focused ? "0" : "-1", title: text, "aria-label": label,
       "aria-level": String(node.depth + 1), "aria-selected": String(node === top),
     }, isWide ? short : "");
     if (node.children.length > 0) box.setAttribute("aria-expanded", String(!isCaller || node === top));
-    box.style.left = `${left * 100}%`;
-    box.style.width = `${width * 100}%`;
-    box.style.top = `${row * ROW_PIXELS}px`;
-    const { swatch } = groupsOf(model, selection.colour);
-    if (node.parent) box.style.setProperty("--swatch", colourOf(swatch[node.group]!));
     return box;
   }
 

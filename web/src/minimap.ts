@@ -24,7 +24,7 @@ export function createMinimap(root: HTMLElement, { device, usage }: Model, selec
   });
   root.append(canvas);
   const entries = device.events.count + 1;
-  let columns: (Columns & { width: number; axis: Axis }) | null = null; // one pass over all entries
+  let columns: (Columns & { width: number }) | null = null; // one pass over all entries
   const axis = (): Axis => axisOf(device, selection.state.axis);
 
   function draw(): void {
@@ -34,7 +34,7 @@ export function createMinimap(root: HTMLElement, { device, usage }: Model, selec
     const shownAxis = axis();
     if (columns?.width !== width || columns.axis.isTime !== shownAxis.isTime) {
       const found = columnsOf(usage.allocated, shownAxis, 0, entries - 1, Math.max(1, width));
-      columns = { width, axis: shownAxis, ...found };
+      columns = { width, ...found };
     }
     const x = (entry: number): number =>
       (shownAxis.at(entry) * width) / (shownAxis.at(entries) || 1);

@@ -37,9 +37,11 @@ export function shortName(text: string, most: number): string {
   return file.length + 2 <= left ? `…/${file}${tail}` : `${file.slice(0, left - 1)}…${tail}`;
 }
 
+const NUMBERS = new Intl.NumberFormat("en-US"); // making one takes longer than to write a number
+
 /** Return a number with separators, as in "1,000,000". */
 export function count(value: number): string {
-  return value.toLocaleString("en-US");
+  return NUMBERS.format(value);
 }
 
 /** Return a number and its noun, as in "1 block" or "1,000 blocks". */

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import browser
-from shown_pages import CUDA, GOLDEN, of_file, settled, shown, tab_named, training
+from shown_pages import GOLDEN, of_file, settled, shown, tab_named, training
+from test_difference_of_pages import run
 
 from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import compared, open_file, summarised, verdict_of
 from pytracer.page.page import Page, page_of
-from pytracer.reading.reader import load
 
 FOLDER = Path(__file__).parents[2] / "build" / "shots"
 SIZES = ((1280, 720), (2560, 1440), (390, 844))
@@ -29,7 +29,7 @@ def pages() -> Iterator[tuple[str, Page]]:
     for name in ("snapshot-1.12-cuda", "snapshot-1.12-cpu"):
         yield name, of_file(GOLDEN / f"{name}.pickle")
     yield "leak", page_of(open_file(training()))
-    files = [open_file(load(CUDA)), open_file(load(GOLDEN / "native" / "cuda-2.12.1.pickle"))]
+    files = [run(more_from=11), run()]
     summaries, difference = [summarised(file) for file in files], difference_of(*files)
     yield (
         "two files",

@@ -4,7 +4,7 @@ import { colourOf, type Groups, ink, NEUTRAL } from "./colours.ts";
 import { firstBlock, forEachHole, type Hole } from "./holes.ts";
 import { type MapRows, type Piece, ROW } from "./map_rows.ts";
 import type { Blocks, FileData, Layout, Segment } from "./model.ts";
-import { counted, size } from "./text.ts";
+import { counted, shortName, size } from "./text.ts";
 import { prepare } from "./view.ts";
 
 /** The height of a segment in its row. */
@@ -47,16 +47,18 @@ export function drawMap(context: CanvasRenderingContext2D, drawing: MapDrawing):
     const name =
       `${first.is_small ? "Small blocks (up to 1 MiB)" : "Large blocks"}, ${placeName(file, first)}` +
       (first.is_expandable ? ", expandable" : "");
-    context.fillText(name, 0, group.y + 11);
-    const at = context.measureText(name).width + 10;
+    const short = shortName(name, Math.floor(drawing.width / 7.2));
+    context.fillText(short, 0, group.y + 11, drawing.width);
+    const at = context.measureText(short).width + 10;
     context.font = "12px system-ui, sans-serif";
     context.fillStyle = ink().faint;
     const row = size(group.bytes_per_pixel * drawing.width);
-    context.fillText(
-      `${counted(group.segments.length, "segment")}, ${size(group.bytes)}; one row is ${row}`,
-      at,
-      group.y + 11,
-    );
+    // The most that fits: on a phone, the bytes alone.
+    const segments = `${counted(group.segments.length, "segment")}, ${size(group.bytes)}`;
+    const room = drawing.width - at;
+    const text = [`${segments}; one row is ${row}`, segments, size(group.bytes)].find((each) =>
+      context.measureText(each).width <= room);
+    if (text) context.fillText(text, at, group.y + 11);
     context.font = "11px system-ui, sans-serif";
     for (const piece of group.pieces) {
       if (piece.y + ROW < top || piece.y > top + height) continue;

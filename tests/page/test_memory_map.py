@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shown_pages import CUDA, KEEP_TEXTS, MIB, of_file, settled, shown, state
+from shown_pages import CUDA, GOLDEN, KEEP_TEXTS, MIB, of_file, settled, shown, state
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.layout import layout_at
@@ -82,3 +82,19 @@ def test_free_memory_looks_as_in_the_legend(chromium: Any, tmp_path: Path) -> No
         assert {dark, light} <= set(edge[150:230])
         # AND the segment in use, left of it, has a solid one
         assert set(edge[5:100]) == {dark}
+
+
+def test_no_text_leaves_the_map_of_a_phone(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN streams whose names are long, and a private pool
+    page = of_file(GOLDEN / "native" / "npu-2.14.0.pickle")
+    with shown(chromium, tmp_path, page, viewport={"width": 390, "height": 844}) as tab:
+        tab.run(KEEP_TEXTS)
+        tab.run("() => window.pytracerSelection.refresh()")
+        settled(tab)
+        found = tab.run(
+            """() => [...window.texts].filter(([canvas]) => canvas.closest("#map"))
+            .flatMap(([{width}, texts]) => texts.map(({text, right}) => [text, right, width]))"""
+        )
+        assert any("…" in text for text, _, _ in found)
+        for text, right, width in found:
+            assert right <= width + 1, text

@@ -31,6 +31,12 @@ export function placeName({ pools }: Pick<FileData, "pools">, { pool, stream }: 
   return `stream ${stream}${isDefault ? "" : `, private pool ${id.join(",")}`}`;
 }
 
+/** Return a text, with its middle cut out where it is wider than there is room. */
+export function fitting(context: CanvasRenderingContext2D, text: string, room: number): string {
+  const { width } = context.measureText(text);
+  return width <= room ? text : shortName(text, Math.max(3, Math.floor((text.length * room) / width) - 1));
+}
+
 /** Draw the visible part of the map. The context is moved by what is hidden above. */
 export function drawMap(context: CanvasRenderingContext2D, drawing: MapDrawing): void {
   const { rows, top, height, file } = drawing;
@@ -47,8 +53,8 @@ export function drawMap(context: CanvasRenderingContext2D, drawing: MapDrawing):
     const name =
       `${first.is_small ? "Small blocks (up to 1 MiB)" : "Large blocks"}, ${placeName(file, first)}` +
       (first.is_expandable ? ", expandable" : "");
-    const short = shortName(name, Math.floor(drawing.width / 7.2));
-    context.fillText(short, 0, group.y + 11, drawing.width);
+    const short = fitting(context, name, drawing.width);
+    context.fillText(short, 0, group.y + 11);
     const at = context.measureText(short).width + 10;
     context.font = "12px system-ui, sans-serif";
     context.fillStyle = ink().faint;

@@ -2,10 +2,10 @@
 
 import { colourOf, ink, NEUTRAL } from "./colours.ts";
 import { firstBlock, endOf, forEachHole } from "./holes.ts";
-import { BAR, fillPattern, makePatterns, type MapDrawing, placeName, strokeFree } from "./map_draw.ts";
+import { BAR, fillPattern, fitting, makePatterns, type MapDrawing, placeName, strokeFree } from "./map_draw.ts";
 import { HEADING, ROW } from "./map_rows.ts";
 import type { FileData, Layout, Segment } from "./model.ts";
-import { counted, shortName, size } from "./text.ts";
+import { counted, size } from "./text.ts";
 
 /** The most rows; the smallest others share one. */
 const MOST_ROWS = 12;
@@ -109,7 +109,7 @@ export function drawShares(
   for (const [row, { share, parts, figures }] of texts.entries()) {
     const y = HEADING + row * ROW;
     context.fillStyle = ink().text;
-    context.fillText(shortName(share.name, Math.floor(left / 6.8)), 0, y + BAR / 2, left - 6);
+    context.fillText(fitting(context, share.name, left - 6), 0, y + BAR / 2);
     let x = left;
     const add = (bytes: number, draw: (x: number, width: number) => void): void => {
       if (bytes * scale >= 0.5) draw(x, bytes * scale);

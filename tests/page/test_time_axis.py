@@ -21,7 +21,11 @@ def waiting() -> Program:
     for _ in range(100):
         program.alloc(10_000, ("train.py", "load", 1))
     program.annotate("waiting", "START")
-    program.advance(9_000_000)
+    program.advance(4_000_000)
+    program.annotate("idle", "START")  # without any event
+    program.advance(2_000_000)
+    program.annotate("idle", "END")
+    program.advance(3_000_000)
     program.annotate("waiting", "END")
     steps.append((2, len(program.events)))
     for _ in range(20):
@@ -41,7 +45,7 @@ def lanes(tab: Any) -> dict[str, float]:
     return {
         one["text"]: round((one["box"][0] - left) / (right - left), 2)
         for one in tab.run(TEXTS)
-        if one["text"].startswith(("step", "waiting"))
+        if one["text"].startswith(("step", "waiting", "idle"))
     }
 
 
@@ -59,7 +63,8 @@ def test_the_axis_switches_between_events_and_time(chromium: Any, tmp_path: Path
         # WHEN the axis is time, THEN steps and phases are where they were in time
         tab.page.select_option("#timeline select >> nth=1", "time")
         found = lanes(tab)
-        assert found.keys() == {"step 1", "step 2", "waiting"}
+        assert found.keys() == {"step 1", "step 2", "waiting", "idle"}
+        assert found["idle"] == pytest.approx(0.4, abs=0.02)
         assert max(found["step 1"], found["waiting"]) < 0.02
         assert found["step 2"] == pytest.approx(0.9, abs=0.02)
         names = {one["text"].partition(" ·")[0] for one in tab.run(TEXTS)}

@@ -3,8 +3,10 @@
     python docs/screenshots.py
 
 They are pictures of real recordings: the leak is the program of docs/how-to/leak.md, on the CPU;
-the fragmentation is that of docs/explanation/fragmentation.md, on a simulated CUDA device. Needs
-playwright, Pillow, Chromium, and pytracer in `.venv` and `.venv-cuda-2.12.1`.
+the difference compares it with the program without the leak; the fragmentation is that of
+docs/explanation/fragmentation.md, and the modules are those of examples/memory_by_module.py, on a
+simulated CUDA device. Needs playwright, Pillow, Chromium, and pytracer in `.venv` and
+`.venv-cuda-2.12.1`.
 """
 
 import re
@@ -25,27 +27,48 @@ SIZE = {"width": 1280, "height": 720}
 COLOURS = 128  # of a picture: more would be larger, and look the same
 
 
-def leak(folder: Path) -> Path:
+def leak(folder: Path, *, leaks: bool = True) -> list[str]:
     """Record the program of the page about leaks."""
     page = (DOCS / "how-to/leak.md").read_text()
     (program,) = re.findall(r'^```python title="train\.py"\n(.*?)^```$', page, re.M | re.S)
+    name = "run.pickle" if leaks else "before.pickle"
+    program = program.replace("run.pickle", name)
+    if not leaks:
+        program = program.replace("history.append(loss)", "history.append(loss.item())")
     (folder / "train.py").write_text(program)
     subprocess.run([PYTHON, "train.py"], cwd=folder, check=True)
-    return folder / "run.pickle"
+    return [name]
 
 
-def fragmentation(folder: Path) -> Path:
-    """Record the out-of-memory of the 3B model."""
+def difference(folder: Path) -> list[str]:
+    """Record the program of the page about leaks, and the program without the leak."""
+    return [*leak(folder), "--baseline", *leak(folder, leaks=False)]
+
+
+def simulated(folder: Path, *program: str) -> None:
+    """Run an example on a simulated CUDA device."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     variables = {
         "SIMULATED_CAPACITY_MB": "39936",
-        "PYTRACER": "1",
         "PYTRACER_OUTPUT": "snapshot.pickle",
         "PATH": "/usr/bin:/bin",
     }
-    command = [*CUDA, "examples/fsdp_gathers.py", "3b"]
+    if program[0] == "examples/fsdp_gathers.py":
+        variables["PYTRACER"] = "1"
+    command = [*CUDA, *program]
     subprocess.run(command, cwd=folder, env=variables, stderr=subprocess.DEVNULL, check=False)
-    return next(folder.glob("snapshot.rank0.oom-*.pickle"))
+
+
+def fragmentation(folder: Path) -> list[str]:
+    """Record the out-of-memory of the 3B model."""
+    simulated(folder, "examples/fsdp_gathers.py", "3b")
+    return [next(folder.glob("snapshot.rank0.oom-*.pickle")).name]
+
+
+def modules(folder: Path) -> list[str]:
+    """Record a small GPT with its modules."""
+    simulated(folder, "examples/memory_by_module.py")
+    return ["gpt.pickle"]
 
 
 def main() -> None:
@@ -55,13 +78,18 @@ def main() -> None:
         sys.exit("Chromium is not installed: apt-get install chromium")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for record, tab in ((leak, "blocks"), (fragmentation, "map")):
+        for record, shows in (
+            (leak, "tab=blocks&colour=site"),
+            (fragmentation, "tab=map&colour=site"),
+            (modules, "tab=modules"),
+            (difference, "tab=difference&colour=site"),
+        ):
             folder = Path(name, record.__name__)
             folder.mkdir()
-            command = [PYTHON, "-m", "pytracer", "view", record(folder).name, "-o", "page.html"]
+            command = [PYTHON, "-m", "pytracer", "view", *record(folder), "-o", "page.html"]
             subprocess.run(command, cwd=folder, check=True)
             shown = browser.new_page(viewport=SIZE)
-            shown.goto(f"{(folder / 'page.html').as_uri()}#tab={tab}&colour=site")
+            shown.goto(f"{(folder / 'page.html').as_uri()}#{shows}")
             shown.wait_for_timeout(3000)
             path = DOCS / f"view-{record.__name__}.png"
             shown.screenshot(path=path)

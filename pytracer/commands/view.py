@@ -14,6 +14,7 @@ from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
+from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import (
     OpenFile,
@@ -23,7 +24,7 @@ from pytracer.page.open_file import (
     summarised,
     verdict_of,
 )
-from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, difference_of, page_of
+from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
 from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load
 from pytracer.simulator.trials import try_settings
@@ -126,7 +127,7 @@ def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:
     other = min(summaries[1].events, max_events // 2)
     data, left_out = file_data(files[0].snapshot, files[0].devices, max(max_events - other, 1))
     other_data, other_left_out = file_data(files[1].snapshot, files[1].devices, max(other, 1))
-    difference = difference_of(files[0].snapshot, files[1].snapshot)
+    difference = difference_of(*files)
     return Page(
         title=f"{summaries[0].name} and {summaries[1].name}",
         verdict=compared(verdict_of(files[0].file), summaries, difference),

@@ -138,6 +138,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "kind": packer.add("u8", tables.kinds(part)),
             "owner": packer.add("u32", tables.texts(blocks.owner)),
             "holder": packer.add("u32", tables.texts(blocks.holder)),
+            "module": packer.add("u32", tables.modules(part)),
         },
         "segments": _segments(part, tables, packer, base),
         "address_base": hex(base % 2**64),
@@ -222,8 +223,12 @@ def _spans(part: Part, tables: Tables) -> list[dict[str, Any]]:
     """Return the phases as spans of events; [] if the file has no times of phases or events."""
     if not part.events or not part.data.snapshot.has_times(part.data.device):
         return []
-    times = np.maximum.accumulate(part.data.trace.time_us)
+    trace = part.data.trace
+    times = np.maximum.accumulate(trace.time_us)
     begin_us = int(times[part.first])
+    # What the page's axis of time counts from.
+    shown_us = trace.time_us[part.first :]
+    start_us = int(next(iter(shown_us[shown_us != NO_TIME]), begin_us))
     known = spans(part.data.snapshot)
     found = [span for span in known if not span.is_step and span.end_us > begin_us]
     # The longest phases are kept, because others are inside of them.
@@ -240,6 +245,7 @@ def _spans(part: Part, tables: Tables) -> list[dict[str, Any]]:
         outer = [end for end in outer if end > span.begin_us][-MOST_DEPTH:]
         begin, end = np.searchsorted(times, (span.begin_us, span.end_us)) - part.first
         where = {"depth": len(outer), "begin": max(int(begin), 0), "end": int(end)}
+        where |= {"begin_us": max(span.begin_us - start_us, 0), "end_us": span.end_us - start_us}
         shown.append({"name": tables.text(span.name), **where})
         outer.append(span.end_us)
     return shown

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import __version__
-from pytracer.analysis.diff.compare import compare_snapshots
-from pytracer.analysis.diff.texts import device_answer, falsified, site_text
 from pytracer.atomic_file import open_output
 from pytracer.errors import PytracerError
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import OpenFile, Summary, Verdict, summarised, verdict_of
-from pytracer.page.tables import shortened
-from pytracer.reading.snapshot import Snapshot
+from pytracer.page.tables import MOST_OF_LINE, shortened
 from pytracer.text import printable
 
 FORMAT = 1
@@ -28,12 +25,6 @@ MOST_EVENTS = 1_000_000
 
 MOST_FILES = 256
 """The most files that a page describes."""
-
-MOST_OF_LINE = 2_000
-"""The longest line of the verdict and the longest sentence about what is left out."""
-
-MOST_ROWS = 1000
-"""The most call sites of a difference; those that changed least are left out."""
 
 _PLACE = b"<!-- pytracer:data -->"
 _PAGE_ID = "pytracer-page"
@@ -136,33 +127,6 @@ def _headline(summary: Summary) -> str:
 
 def _data_id(index: int) -> str:
     return f"pytracer-data-{index}"
-
-
-def difference_of(run: Snapshot, baseline: Snapshot) -> dict[str, Any]:
-    """Return how a run differs from a baseline, as `pytracer diff BASELINE RUN` reports it.
-
-    Of several devices, the one whose allocated memory changed most is shown.
-    """
-    found = compare_snapshots(baseline, run)
-    if not found.devices:
-        return {"rows": [], "sentence": "The files have no device in common."}
-    device = max(found.devices, key=lambda each: abs(each.amounts["allocated_bytes"].delta or 0))
-    sentences = [*falsified(found), device_answer(device)]
-    sentences += (f"{note}." for note in device.notes)
-    sentences += [f"Compared at the end, not at the peaks: {why}" for why in device.reasons]
-    rows = [
-        {
-            "site": shortened(printable(site_text(change.name))),
-            "before_bytes": change.before_bytes,
-            "after_bytes": change.after_bytes,
-        }
-        for change in device.sites
-        if change.is_change
-    ]
-    return {
-        "rows": rows[:MOST_ROWS],
-        "sentence": shortened(printable(" ".join(filter(None, sentences))), MOST_OF_LINE),
-    }
 
 
 def write_page(path: Path, content: bytes, mark: str, maker: str) -> None:

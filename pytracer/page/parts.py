@@ -16,6 +16,7 @@ from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
 from pytracer.analysis.life_rules import UNKNOWN
+from pytracer.analysis.modules import block_modules, modules_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Column
 from pytracer.text import size
@@ -32,11 +33,13 @@ class Blocks(Lifetimes):
         kind: int64, an index in the part's `kinds`.
         owner: int64, an index in the snapshot's `strings`.
         holder: int64, the Python object that keeps the block, an index in `strings`.
+        module: int64, an index in the part's `modules`.
     """
 
     kind: Column
     owner: Column
     holder: Column
+    module: Column
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,7 @@ class Part:
         blocks: The blocks of these events, and those that existed before them.
         left_out: What is not shown, as sentences.
         kinds: Pairs of a category and the rule that decided.
+        modules: The paths of modules; the first is "", no known module.
         segments: The segments before the event `first`, by address.
         segments_are_known: Whether `segments` has all; if not, the page shows no reserved bytes.
     """
@@ -63,6 +67,7 @@ class Part:
     blocks: Blocks
     left_out: list[str]
     kinds: tuple[tuple[str, str], ...] = ((UNKNOWN, ""),)
+    modules: tuple[str, ...] = ("",)
     segments: list[Segment] = field(default_factory=list)
     segments_are_known: bool = True
 
@@ -122,7 +127,9 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
         left_out.append(
             f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
         )
-    blocks = _blocks(lives, found, first, rows_at_end(data.snapshot, data.device, lives), data)
+    rows = rows_at_end(data.snapshot, data.device, lives)
+    modules = block_modules(data.snapshot, data.device, history)
+    blocks = _blocks(lives, found, first, rows, data, modules.path)
     kept = np.flatnonzero(lives.free_event >= first)
     part = Part(
         name=name,
@@ -133,6 +140,7 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
         blocks=blocks if len(kept) == len(lives) else blocks.at(kept),
         left_out=left_out,
         kinds=found.kinds,
+        modules=modules.paths,
         segments=segments,
         segments_are_known=are_known,
     )
@@ -140,30 +148,37 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
 
 
 def _blocks(
-    lives: Lifetimes, found: BlockCategories, first: int, rows: Column, data: DeviceData
+    lives: Lifetimes,
+    found: BlockCategories,
+    first: int,
+    rows: Column,
+    data: DeviceData,
+    module: Column,
 ) -> Blocks:
     """Return blocks, with events counted from `first`; `rows`: theirs in the snapshot's blocks."""
     columns = {field.name: getattr(lives, field.name) for field in fields(lives)}
     for name in ("alloc_event", "free_requested_event", "free_event"):
         columns[name] = np.maximum(columns[name].astype(np.int64) - first, -1)
     holder = file_holders(data.snapshot, rows)
-    return Blocks(**columns, kind=found.kind, owner=found.owner, holder=holder)
+    return Blocks(**columns, kind=found.kind, owner=found.owner, holder=holder, module=module)
 
 
 def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
     """Return the final state, without events: the oldest files have no trace."""
     snapshot, device = data.snapshot, data.device
     rows = snapshot.blocks_in_use(device)
-    found = file_categories(snapshot, rows)
+    found, lives = file_categories(snapshot, rows), blocks_at_end(data)
+    modules = modules_of(snapshot, lives.stack, np.zeros(len(rows), np.int64), rows)
     part = Part(
         name=name,
         data=data,
         first=len(data.trace),
         events=0,
         has_history=True,
-        blocks=_blocks(blocks_at_end(data), found, 0, rows, data),
+        blocks=_blocks(lives, found, 0, rows, data, modules.path),
         left_out=[],
         kinds=(*found.kinds, (UNKNOWN, "")),
+        modules=modules.paths,
         segments=segments_at_end(snapshot, device),
     )
     return _bounded(part, min(MOST_OLDER, math.ceil(share * len(rows))))

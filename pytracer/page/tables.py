@@ -19,6 +19,9 @@ from pytracer.reading.snapshot import Column, Snapshot
 MOST_CHARACTERS = 500
 """The longest text; of a longer one, the end is cut off."""
 
+MOST_OF_LINE = 2_000
+"""The longest line of the verdict and the longest sentence about what is left out."""
+
 MOST_TEXT = 8 * 2**20
 """The characters of all texts of a file together; further texts are shown as "…"."""
 
@@ -26,7 +29,7 @@ MOST_STACK_FRAMES = 2_000_000
 """The frames of all stacks of a file together; further stacks are shown as empty."""
 
 MOST_NAMES = 65_536
-"""The most phases, and the most pools, of a file; further ones are shown as the first one."""
+"""The most phases, pools and modules of a file; further ones are shown as the first one."""
 
 MOST_KINDS = 256
 """The most kinds of blocks of a file; blocks of further ones are shown as unknown."""
@@ -71,17 +74,22 @@ class Tables:
         all_kinds = list(dict.fromkeys(every_kind))
         kinds = all_kinds[:MOST_KINDS]
         names = list(dict.fromkeys(category for category, _ in kinds))
+        used_modules = [part.modules[i] for part in parts for i in _used([part.blocks.module])]
+        paths = list(dict.fromkeys(["", *used_modules]))
+        self._modules = {path: number for number, path in enumerate(paths[:MOST_NAMES])}
         self._kinds = {kind: number for number, kind in enumerate(kinds)}
         self._header: dict[str, Any] = {
             "stacks": self._add_stacks(_used(stacks)),
             "phases": phase_texts,
             "pools": [snapshot.pools[i].tolist() for i in used_pools],
             "categories": [shortened(name) for name in names],
+            "modules": [self.text(path) for path in self._modules],
             "kinds": [[names.index(category), shortened(rule)] for category, rule in kinds],
         }
         for left, shown_as in (
             (len(_used(phases)) - len(used_phases), "phases are shown as no phase"),
             (len(_used(pools)) - len(used_pools), "pools are shown as the first pool"),
+            (len(paths) - len(self._modules), "modules are shown as unknown"),
             (len(all_kinds) - len(kinds), "kinds of blocks are shown as unknown"),
         ):
             if left:
@@ -97,6 +105,12 @@ class Tables:
         """Return the numbers of the kinds of a part's blocks; 0, unknown, for too many kinds."""
         numbers = np.array([self._kinds.get(kind, 0) for kind in part.kinds], np.uint8)
         found: Column = numbers[part.blocks.kind]
+        return found
+
+    def modules(self, part: Part) -> Column:
+        """Return the numbers of the modules of a part's blocks; 0, unknown, for too many."""
+        numbers = np.array([self._modules.get(path, 0) for path in part.modules], np.uint32)
+        found: Column = numbers[part.blocks.module]
         return found
 
     def texts(self, column: Column) -> Column:

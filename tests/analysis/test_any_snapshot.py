@@ -24,8 +24,9 @@ from pytracer.commands.main import main
 from pytracer.errors import PytracerError
 from pytracer.export.collapsed_stacks import collapse_stacks
 from pytracer.export.parquet import write_tables
+from pytracer.page.difference import difference_of
 from pytracer.page.open_file import open_file
-from pytracer.page.page import difference_of, page_of
+from pytracer.page.page import page_of
 from pytracer.reading import load
 from pytracer.reading.to_json import to_json
 from pytracer.simulator.trials import try_settings
@@ -153,7 +154,7 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
     )
     yield "page", lambda: page_of(open_file(snapshot)).html()
     yield "page of the last events", lambda: page_of(open_file(snapshot), 9).html()
-    yield "page with a baseline", lambda: difference_of(snapshot, baseline)
+    yield "page with a baseline", lambda: difference_of(open_file(snapshot), open_file(baseline))
     yield "held by step", lambda: to_json(who_holds(snapshot, by="step"))
     yield "held by line", lambda: to_json(who_holds(snapshot, by="line", depth=1))
     yield "held by pool", lambda: to_json(who_holds(snapshot, by="pool"))

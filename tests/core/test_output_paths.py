@@ -100,6 +100,11 @@ except OSError as error:
     assert len(done.stderr.splitlines()) == 1
     assert "exit.pickle was not written" in done.stderr
     assert files(tmp_path) == []
+    # AND what it has recorded is not lost, once there is space
+    [line] = restore(tmp_path)
+    assert "what it had recorded is in" in line
+    [path] = tmp_path.glob("*killed*.pickle")
+    assert len(live_sizes(load(path))) > 1000
 
 
 def test_a_disk_of_64_kilobytes(tmp_path: Path) -> None:

@@ -19,6 +19,6 @@ def live_sizes(snapshot: dict[str, Any]) -> list[int]:
 
 
 def files(directory: Path) -> list[str]:
-    """List all files, hidden ones too, except the program."""
-    found = (path for path in directory.rglob("*") if path.is_file())
+    """List all files, hidden ones too, except the program and boxes, which a lost file leaves."""
+    found = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".box")
     return sorted(str(path.relative_to(directory)) for path in found if path.name != "program.py")

@@ -21,6 +21,36 @@ TABS = ("map", "blocks", "events", "flame")
 MIB = 2**20
 IS_READY = "() => window.pytracerModel !== undefined"
 
+# Keeps, for each canvas, the texts that were written since it was cleared, with the pixels of the
+# page that their letters have.
+KEEP_TEXTS = """() => {
+    const texts = (window.texts = new Map());
+    const {clearRect, fillText} = CanvasRenderingContext2D.prototype;
+    Object.assign(CanvasRenderingContext2D.prototype, {
+        clearRect(...box) {
+            texts.set(this.canvas, []);
+            clearRect.apply(this, box);
+        },
+        fillText(text, x, y) {
+            const found = this.measureText(text);
+            const {a, e, f} = this.getTransform();
+            texts.get(this.canvas)?.push({text, left: e + a * (x - found.actualBoundingBoxLeft),
+                right: e + a * (x + found.actualBoundingBoxRight),
+                top: f + a * (y - found.actualBoundingBoxAscent),
+                bottom: f + a * (y + found.actualBoundingBoxDescent)});
+            fillText.call(this, text, x, y);
+        },
+    });
+}"""
+TEXTS = """() => [...window.texts].filter(([canvas]) => canvas.closest("#timeline"))
+    .flatMap(([canvas, texts]) => {
+        const area = canvas.getBoundingClientRect();
+        return texts.map(one => ({text: one.text,
+            box: [one.left + area.left, one.top + area.top, one.right + area.left,
+                one.bottom + area.top],
+            area: [area.left, area.top, area.right, area.bottom]}));
+    })"""
+
 
 @contextlib.contextmanager
 def shown(
@@ -99,3 +129,15 @@ def settled(tab: Tab) -> None:
         """() => new Promise(done => setTimeout(
         () => requestAnimationFrame(() => requestAnimationFrame(done)), 400))"""
     )
+
+
+def defects(tab: Tab, web: Path) -> list[Any]:
+    """Return the serious defects that axe finds in the page as it is."""
+    tab.run((web / "node_modules/axe-core/axe.min.js").read_text())
+    found: list[Any] = tab.run(
+        """async () => (await axe.run()).violations
+        .filter(each => ["serious", "critical"].includes(each.impact))
+        .map(each => [each.id, each.nodes.slice(0, 3).map(node => node.html.slice(0, 200)
+            + " " + node.failureSummary)])"""
+    )
+    return found

@@ -12,6 +12,7 @@ from shown_pages import (
     IS_READY,
     MIB,
     TABS,
+    defects,
     of_file,
     page_of_two_files,
     settled,
@@ -21,15 +22,13 @@ from shown_pages import (
 )
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import open_file, summarised, verdict_of
-from pytracer.page.page import Page, difference_of, page_of
+from pytracer.page.page import Page, page_of
 from pytracer.reading.reader import load
 
 pytestmark = pytest.mark.slow
-
-
-AXE = Path("node_modules/axe-core/axe.min.js")
 
 
 # Safety
@@ -61,7 +60,7 @@ def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
         files=[summarised(first), summarised(other)],
         data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
         left_out=names,
-        difference=difference_of(first.snapshot, other.snapshot),
+        difference=difference_of(first, other),
     )
     # WHEN all views are shown, by each colouring
     with shown(chromium, tmp_path, page) as tab:
@@ -109,6 +108,40 @@ def test_a_notebook_shows_the_page(chromium: Any, tmp_path: Path) -> None:
         frame.locator("#blocks .table-body [data-index='0']").wait_for()
         settled(tab)
         assert [p for p in tab.problems if "about:srcdoc" not in p] == []
+
+
+# The text of a notebook of each theme, the background of the page, and the colour of a canvas: that
+# of the frame around the interval in the minimap.
+TEXT = {"light": "#333", "dark": "color(srgb .9 .9 .9)"}
+PAGE = {"light": "rgb(246, 247, 249)", "dark": "rgb(15, 19, 24)"}
+FRAME = {"light": [17, 17, 17, 255], "dark": [255, 255, 255, 255]}
+SHOWN = """() => {
+    const inside = document.querySelector("iframe").contentWindow;
+    const map = inside.document.querySelector(".minimap");
+    const pixel = map?.getContext("2d").getImageData(map.width / 2, 0, 1, 1).data;
+    return [inside.getComputedStyle(inside.document.body).backgroundColor, [...pixel ?? []]];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_notebook_has_its_theme(scheme: str, chromium: Any, tmp_path: Path) -> None:
+    # GIVEN notebooks of both themes, which the browser does not know
+    for theme, other in (("light", "dark"), ("dark", "light")):
+        path = tmp_path / f"{theme}.html"
+        page = of_file(CUDA)._repr_html_()
+        path.write_text(
+            f'<!doctype html><body style="color: {TEXT[theme]}"><div>{page}</div></body>'
+        )
+        with browser.opened(chromium, path, color_scheme=scheme) as tab:
+            tab.page.frame_locator("iframe").locator("#tab-blocks").wait_for()
+            settled(tab)
+            # THEN the page has the notebook's theme, and its canvases too
+            assert tab.run(SHOWN) == [PAGE[theme], FRAME[theme]]
+            # WHEN the notebook's theme changes, THEN so does the page's
+            tab.run("text => { document.body.style.color = text; }", TEXT[other])
+            settled(tab)
+            settled(tab)
+            assert tab.run(SHOWN) == [PAGE[other], FRAME[other]]
 
 
 # For everyone
@@ -168,21 +201,14 @@ def test_a_block_is_selected_by_the_keyboard(chromium: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_path: Path) -> None:
-    difference = difference_of(load(CUDA), training())
+    difference = difference_of(open_file(load(CUDA)), open_file(training()))
     page = page_of_two_files(left_out=["Something was left out."], difference=difference)
     with shown(chromium, tmp_path, page, color_scheme=scheme) as tab:
-        tab.run((web / AXE).read_text())
         for view in (*TABS, "ranks", "difference"):
             tab_named(tab, view)
             tab.run("() => window.pytracerSelection.update({block: 1})")
             settled(tab)
-            found = tab.run(
-                """async () => (await axe.run()).violations
-                .filter(each => ["serious", "critical"].includes(each.impact))
-                .map(each => [each.id, each.nodes.slice(0, 3).map(node => node.html.slice(0, 200)
-                    + " " + node.failureSummary)])"""
-            )
-            assert found == [], view
+            assert defects(tab, web) == [], view
 
 
 def test_it_prints_to_one_page(chromium: Any, tmp_path: Path) -> None:

@@ -214,7 +214,12 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
     found = compare_snapshots(load(tmp_path / "before.pickle"), load(tmp_path / "after.pickle"))
     changes = [change for change in found.devices[0].sites if change.is_change]
     rows = content["difference"]["rows"]
-    assert rows[0] == {"site": "train.py:9 new", "before_bytes": 0, "after_bytes": 5 * MIB // 4}
+    assert rows[0] == {
+        "site": "train.py:9 new",
+        "before_bytes": 0,
+        "after_bytes": 5 * MIB // 4,
+        "share": "new",
+    }
     assert [(row["before_bytes"], row["after_bytes"]) for row in rows] == [
         (change.before_bytes, change.after_bytes) for change in changes
     ]

@@ -112,7 +112,7 @@ def test_a_file_of_one_name(tmp_path: Path) -> None:
         for step in (1, 2):
             step_of_a_job(step)
             tracer.step()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.glob("*.pickle")) == [
         "x.step2.actor_update.pickle",
         "x.step2.pickle",
         "x.step2.rollout.pickle",

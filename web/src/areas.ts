@@ -7,6 +7,7 @@
  * the blocks.
  */
 
+import { type Axis, firstFrom } from "./axis.ts";
 import type { Groups } from "./colours.ts";
 import type { Blocks } from "./model.ts";
 
@@ -14,11 +15,15 @@ import type { Blocks } from "./model.ts";
 export const MOST_AREAS = 400;
 
 export interface Columns {
+  axis: Axis;
   /** The entries that the columns show: first and last. */
   first: number;
   last: number;
   /** For each column its entry. */
   entries: Int32Array;
+  /** For each column the first entry of its interval, and the one after the last. */
+  from: Int32Array;
+  to: Int32Array;
 }
 
 /** The area of one block: its lower edge in each column of its life. */
@@ -41,42 +46,40 @@ export interface Areas {
 
 /** Choose the entries of the columns, at most `width` of them. */
 export function columnsOf(
-  allocated: Float64Array,
-  first: number,
-  last: number,
-  width: number,
+  allocated: Float64Array, axis: Axis, first: number, last: number, width: number,
 ): Columns {
-  const count = Math.min(width, last - first + 1);
-  const entries = new Int32Array(count);
+  // An entry that is wider than a pixel needs one column, if all entries are equally wide.
+  const count = axis.isTime ? width : Math.min(width, last - first + 1);
+  const [entries, from, to] = [0, 0, 0].map(() => new Int32Array(count)) as [
+    Int32Array, Int32Array, Int32Array];
+  const begin = axis.at(first);
+  const length = axis.at(last + 1) - begin;
+  let next = first;
   for (let column = 0; column < count; column++) {
-    const end = firstEntry(first, last, count, column + 1);
-    let best = firstEntry(first, last, count, column);
+    const end = column + 1 < count
+      ? Math.max(next, Math.min(last + 1, firstFrom(axis, begin + ((column + 1) * length) / count)))
+      : last + 1;
+    // Without an entry that begins in the column, it shows the one before.
+    let best = (from[column] = Math.max(first, Math.min(next, end - 1)));
+    to[column] = Math.max(best + 1, end);
     for (let entry = best + 1; entry < end; entry++) {
       if (allocated[entry]! > allocated[best]!) best = entry;
     }
     entries[column] = best;
+    next = end;
   }
-  return { first, last, entries };
-}
-
-/** Return the first entry of a column's interval. */
-function firstEntry(first: number, last: number, count: number, column: number): number {
-  return first + Math.ceil((column * (last - first + 1)) / count);
-}
-
-/** Return the column of an entry between the first and the last one. */
-export function columnOf({ first, last, entries }: Columns, entry: number): number {
-  const count = entries.length;
-  const column = Math.floor(((entry - first) * count) / (last - first + 1));
-  return Math.max(0, Math.min(count - 1, column));
+  return { axis, first, last, entries, from, to };
 }
 
 /** Return the first column whose entry is this one or a later one; the number of columns if none. */
-function columnFrom(columns: Columns, entry: number): number {
-  if (entry <= columns.first) return 0;
-  if (entry > columns.last) return columns.entries.length;
-  const column = columnOf(columns, entry);
-  return columns.entries[column]! >= entry ? column : column + 1;
+function columnFrom({ first, last, entries, axis }: Columns, scale: number, entry: number): number {
+  if (entry <= first) return 0;
+  if (entry > last) return entries.length;
+  const begins = Math.floor((axis.at(entry) - axis.at(first)) * scale);
+  let column = Math.max(0, Math.min(entries.length - 1, begins));
+  if (entries[column]! < entry) return column + 1;
+  while (column > 0 && entries[column - 1]! >= entry) column -= 1; // the place may be rounded up
+  return column;
 }
 
 /**
@@ -89,13 +92,15 @@ export function areasOf(blocks: Blocks, groups: Groups, columns: Columns, least:
   const tops = groups.names.map(() => new Float64Array(width + 1));
   const from = new Int32Array(blocks.count);
   const to = new Int32Array(blocks.count);
+  const { axis, first: start, last } = columns;
+  const scale = width / (axis.at(last + 1) - axis.at(start) || 1);
   for (let i = 0; i < blocks.count; i++) {
     const begin = blocks.alloc_event[i]! + 1;
     if (begin > columns.last) break; // blocks are in the order of their allocation
     const end = blocks.free_requested_event[i]!; // the last entry at which it is allocated
     if (end < columns.first) continue;
-    const first = columnFrom(columns, begin);
-    const after = columnFrom(columns, end + 1);
+    const first = columnFrom(columns, scale, begin);
+    const after = columnFrom(columns, scale, end + 1);
     if (first >= after) continue;
     const top = tops[groups.of[i]!]!;
     top[first]! += blocks.size_bytes[i]!;

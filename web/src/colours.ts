@@ -2,6 +2,7 @@
 
 import { stepAt, type Model } from "./model.ts";
 import type { Colour } from "./selection.ts";
+import { isDark } from "./theme.ts";
 
 /** The groups of one colouring. The most stable group comes first: it is drawn lowest. */
 export interface Groups {
@@ -56,18 +57,6 @@ export function colourOf(swatch: number): string {
     return `hsl(${265 - 215 * share} 50% ${36 + 36 * share}%)`;
   }
   return (isDark() ? DARK : LIGHT)[swatch] ?? "#888888";
-}
-
-let preference: boolean | null = null;
-
-/** Return whether the browser prefers a dark page. */
-export function isDark(): boolean {
-  if (preference === null) {
-    const query = matchMedia("(prefers-color-scheme: dark)");
-    preference = query.matches; // asked for each block: a query takes long
-    query.addEventListener("change", () => (preference = query.matches));
-  }
-  return preference;
 }
 
 /** The colours of everything that is not a block, in the current theme. */

@@ -1,26 +1,28 @@
-/** Two files side by side, with the difference by call site. */
+/** Two files: their memory over time in one picture, and the difference by call site. */
 
 import { button, plainTable, scrollRegion } from "./elements.ts";
-import type { Difference, FileEntry, Page } from "./model.ts";
-import { curveOf } from "./ranks.ts";
-import type { Selection } from "./selection.ts";
+import type { Difference, Page } from "./model.ts";
+import { picture, points, svg } from "./ranks.ts";
 import { change, size } from "./text.ts";
 import { element } from "./view.ts";
 
 const MOST_ROWS = 200;
 
 /** Show the difference of a page; nothing if it has none. */
-export function createDifference(root: HTMLElement, page: Page, _selection: Selection): void {
+export function createDifference(root: HTMLElement, page: Page): void {
   const { difference, files: [run, baseline] } = page;
   if (!difference) return;
   root.append(element("p", {}, difference.sentence));
   if (run && baseline) {
-    const top = Math.max(1, ...[run, baseline].map((entry) =>
-      Math.max(entry.peak_bytes, entry.peak_reserved_bytes)));
-    root.append(element("div", { class: "sides" },
-      side("Before (baseline)", baseline, top), side("After (this run)", run, top)));
+    const legend = ([["before", "Baseline", baseline], ["after", "This run", run]] as const).map(
+      ([key, title, { name, peak_bytes, peak_reserved_bytes }]) => element("span", {},
+        element("span", { class: `key ${key}` }), element("strong", {}, title),
+        ` ${name}: peak ${size(peak_bytes)} allocated, ${size(peak_reserved_bytes)} reserved`));
+    root.append(element("div", { class: "bar" }, ...legend));
   }
+  if (difference.curves) root.append(overTime(difference.curves));
   const rows = sortedRows(difference);
+  if (rows.length === 0) return;
   const list = scrollRegion("Difference by call site");
   const all = button(`Show all ${rows.length} call sites`, () => {
     list.replaceChildren(differenceTable(rows));
@@ -33,33 +35,40 @@ export function createDifference(root: HTMLElement, page: Page, _selection: Sele
 type Row = Difference["rows"][number];
 
 /** Return the rows by the size of the change, the largest first. */
-export function sortedRows({ rows }: Difference): Row[] {
+export function sortedRows({ rows }: Pick<Difference, "rows">): Row[] {
   const changed = ({ before_bytes, after_bytes }: Row): number => Math.abs(after_bytes - before_bytes);
   return [...rows].sort((a, b) => changed(b) - changed(a));
 }
 
-function side(title: string, entry: FileEntry, top: number): HTMLElement {
-  const picture = curveOf(entry, top);
-  picture.style.cssText = "width: 100%; height: 90px";
-  return element("figure", {},
-    element("figcaption", {}, element("strong", {}, title), ` ${entry.name}: peak ` +
-      `${size(entry.peak_bytes)} allocated, ${size(entry.peak_reserved_bytes)} reserved`),
-    picture);
+/** Return both curves on one scale; between them, what the run has more and what it has less. */
+function overTime({ before, after, ends, largest }: NonNullable<Difference["curves"]>): HTMLElement {
+  const top = Math.max(1, ...before, ...after);
+  const drawn = picture();
+  const lower = before.map((bytes, i) => Math.min(bytes, after[i]!));
+  for (const [name, upper] of [["more", after], ["less", before]] as const) {
+    const back = points(lower, top).split(" ").reverse().join(" ");
+    drawn.append(svg("polygon", { class: `difference-${name}`, points: `${points(upper, top)} ${back}` }));
+  }
+  for (const [name, values] of [["before", before], ["after", after]] as const) {
+    drawn.append(svg("polyline", { class: `difference-${name}`, points: points(values, top) }));
+  }
+  const most = largest.bytes
+    ? `The largest difference: ${change(largest.bytes)} ${largest.where}.` : "No difference over time.";
+  return element("figure", { class: "over-time" }, element("figcaption", {},
+    element("strong", {}, `Allocated memory, up to ${size(top)}. `), most), drawn,
+    element("div", { class: "ends" }, ...ends.map((end) => element("span", {}, end))));
 }
 
 function differenceTable(rows: readonly Row[]): HTMLElement {
   const most = Math.max(1, ...rows.map((row) => Math.abs(row.after_bytes - row.before_bytes)));
-  const hasCategory = rows.some((row) => row.category);
-  const category = hasCategory ? ["Category"] : [];
-  const header = ["Before", "After", "Change", "Less | more", ...category, "Call site"];
+  const header = ["Before", "After", "Change", "% or ×", "Less | more", "Call site"];
   return plainTable("By call site, the largest change first", header, rows.map((row) => {
     const bytes = row.after_bytes - row.before_bytes;
     const bar = element("span", { class: bytes > 0 ? "more" : "less" });
     bar.style.width = `${(100 * Math.abs(bytes)) / most}%`;
     return [
-      size(row.before_bytes), size(row.after_bytes), change(bytes),
-      element("div", { class: "difference-bar", "aria-hidden": "true" }, bar),
-      ...(hasCategory ? [row.category ?? ""] : []), row.site,
+      size(row.before_bytes), size(row.after_bytes), change(bytes), row.share,
+      element("div", { class: "difference-bar", "aria-hidden": "true" }, bar), row.site,
     ];
-  }), new Set([0, 1, 2]));
+  }), new Set([0, 1, 2, 3]));
 }

@@ -1,200 +1,36 @@
-/**
- * The flame graph of the selected moment: who holds the active bytes, by call stack.
- *
- * The width of a box is its bytes. The boxes are a tree for the keyboard and for assistive software.
- */
+/** The flame graph of the selected moment: who holds the active bytes, by call stack. */
 
-import { colourOf, groupsOf } from "./colours.ts";
-import { button, checkbox } from "./elements.ts";
-import { createFilterBar } from "./filter_bar.ts";
-import { parseFilter } from "./filter_terms.ts";
-import {
-  CUT, ROOT, flameBoxes, flameTree, matchedBytes, pathsOf, type FlameBox, type FlameNode,
-} from "./flame_tree.ts";
+import { checkbox } from "./elements.ts";
+import { CUT, flameTree, type FlameNode, pathsOf } from "./flame_tree.ts";
 import { framePlace } from "./frame_place.ts";
-import { activeAt } from "./lives.ts";
+import { createIcicle } from "./icicle.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { counted, eventNumber, frameText, size } from "./text.ts";
-import { drawWhenNeeded, element } from "./view.ts";
-
-const ROW_PIXELS = 22;
-const LEAST_PIXELS = 3;
-const MOST_ROWS = 200;
+import { frameText, size } from "./text.ts";
 
 /** Show the flame graph of a model. */
 export function createFlame(root: HTMLElement, model: Model, selection: Selection): void {
-  const { device, file } = model;
-  const { blocks } = device;
-  if (device.contradiction !== null) {
-    root.append(element("p", {}, device.contradiction));
-    return;
-  }
-  let tree: FlameNode | null = null;
-  let treeKey = "";
-  let zoomed: number[] = []; // the frames from the root to the node that is zoomed to
-  let focused: FlameNode | null = null;
-  let wantsFocus = false;
-  let shown = new Map<HTMLElement, FlameNode>();
-
-  const title = element("h2");
-  const back = button("Show all (Escape)", () => zoomTo(null));
-  root.append(element("div", { class: "flame-head" }, title, back));
-  const showFound = createFilterBar(root, selection, [], "file or function");
+  const { device: { blocks: { size_bytes, stack } }, file } = model;
   const options = { hasLibraries: false, isInverted: false };
   let pathOf = pathsOf(file, options);
   const option = (name: keyof typeof options, text: string): HTMLElement =>
     checkbox(text, false, (isChecked) => {
       options[name] = isChecked;
       pathOf = pathsOf(file, options);
-      ask();
+      draw();
     });
-  root.querySelector(".filter label")!.after(
-    option("hasLibraries", "Frames of torch and libraries"), option("isInverted", "Callers below"));
-  const hint = element("p", { class: "faint" });
-  const boxes = element("div", { class: "flame", role: "tree", "aria-label": "Flame graph" });
-  root.append(hint, boxes);
-
-  const ask = drawWhenNeeded(root, selection, draw);
-  boxes.addEventListener("keydown", onKey);
-  boxes.addEventListener("click", (event) => {
-    const node = shown.get((event.target as Element).closest<HTMLElement>(".flame-box")!);
-    if (node) zoomTo(node);
+  const draw = createIcicle(root, model, selection, {
+    label: "Flame graph",
+    by: "by call stack",
+    example: "file or function",
+    options: [option("hasLibraries", "Frames of torch and libraries"), option("isInverted", "Callers below")],
+    key: () => Object.values(options).join(" "),
+    tree: (active, groupOf) => flameTree(active, { size_bytes, stack }, groupOf, pathOf),
+    nameOf({ frame }: FlameNode) {
+      if (frame === CUT) return `(cut at ${file.stack_depth} frames)`;
+      return frame < 0 ? "(no call stack)" : frameText(file, frame);
+    },
+    shortText: ({ frame, bytes }) =>
+      `${file.strings[file.frames.name[frame]!]!}  ${size(bytes)}  ${framePlace(file, frame)}`,
   });
-
-  function draw(): void {
-    const { entry } = selection.state;
-    const key = [entry, selection.colour, ...Object.values(options)].join(" ");
-    if (treeKey !== key || !tree) {
-      const active = activeAt(blocks, entry);
-      tree = flameTree(active, blocks, groupsOf(model, selection.colour).of, pathOf);
-      treeKey = key;
-      focused = null;
-    }
-    const top = nodeAt(tree, zoomed);
-    const width = Math.max(boxes.clientWidth - 2, 100);
-    const found = flameBoxes(top, LEAST_PIXELS / width, MOST_ROWS);
-    const matches = matcher();
-    if (!focused || !found.some(({ node }) => node === focused)) focused = top;
-    shown = new Map(found.map((box) => [boxElement(box, top, width, matches), box.node]));
-    boxes.replaceChildren(...shown.keys());
-    if (wantsFocus) for (const [box, node] of shown) if (node === focused) box.focus();
-    wantsFocus = false;
-    writeTexts(tree, top, matches);
-  }
-
-  /** Return the node at a path of frames, or the last one on the path that exists. */
-  function nodeAt(from: FlameNode, path: readonly number[]): FlameNode {
-    let node = from;
-    for (const frame of path) {
-      const child = node.children.find((one) => one.frame === frame);
-      if (!child) break;
-      node = child;
-    }
-    return node;
-  }
-
-  function matcher(): ((frame: number) => boolean) | null {
-    const words = parseFilter(selection.state.filter).terms.filter((term) => term.kind === "word");
-    if (words.length === 0) return null;
-    return (frame) => {
-      const text = nameOf(frame).toLowerCase();
-      return words.every((word) => text.includes(word.text));
-    };
-  }
-
-  function nameOf(frame: number): string {
-    if (frame === ROOT) return "All active memory";
-    if (frame === CUT) return `(cut at ${file.stack_depth} frames)`;
-    return frame < 0 ? "(no call stack)" : frameText(file, frame);
-  }
-
-  function describe(node: FlameNode): string {
-    return `${nameOf(node.frame)}: ${size(node.bytes)}, ${shareOf(node)}, ${counted(node.count, "block")}`;
-  }
-
-  function shareOf(node: FlameNode): string {
-    return `${(tree!.bytes > 0 ? (100 * node.bytes) / tree!.bytes : 0).toFixed(1)} %`;
-  }
-
-  /** The text in a box: what is cut off on the right is the least important. */
-  function shortText(node: FlameNode): string {
-    if (node.frame < 0) return describe(node);
-    const name = file.strings[file.frames.name[node.frame]!]!;
-    return `${name}  ${size(node.bytes)}  ${framePlace(file, node.frame)}`;
-  }
-
-  function boxElement(
-    { node, left, width, row }: FlameBox, top: FlameNode, pixels: number,
-    matches: ((frame: number) => boolean) | null,
-  ): HTMLElement {
-    const isFound = matches !== null && node.frame !== ROOT && matches(node.frame);
-    const isCaller = node.depth < top.depth;
-    const text = describe(node);
-    const short = shortText(node);
-    // The name for assistive software contains the visible text.
-    const label = node.frame < 0 ? text : `${short}, ${shareOf(node)}, ${counted(node.count, "block")}`;
-    const isWide = width * pixels > 28;
-    const box = element("div", {
-      class: `flame-box${isFound ? " is-found" : ""}${isCaller ? " is-caller" : ""}`,
-      role: "treeitem", tabindex: node === focused ? "0" : "-1", title: text, "aria-label": label,
-      "aria-level": String(node.depth + 1), "aria-selected": String(node === top),
-    }, isWide ? short : "");
-    if (node.children.length > 0) box.setAttribute("aria-expanded", String(!isCaller || node === top));
-    box.style.left = `${left * 100}%`;
-    box.style.width = `${width * 100}%`;
-    box.style.top = `${row * ROW_PIXELS}px`;
-    const { swatch } = groupsOf(model, selection.colour);
-    if (node.parent) box.style.setProperty("--swatch", colourOf(swatch[node.group]!));
-    return box;
-  }
-
-  function writeTexts(
-    all: FlameNode, top: FlameNode, matches: ((frame: number) => boolean) | null,
-  ): void {
-    const { entry } = selection.state;
-    const moment = entry > 0 ? `after event ${eventNumber(device, entry - 1)}` : "before the first event";
-    title.textContent = `${size(all.bytes)} active ${moment}, by call stack`;
-    hint.textContent = all.bytes === 0
-      ? "No memory is active at this moment."
-      : "The width of a box is its bytes, the largest on the left. Click or Enter zooms, arrow keys move.";
-    back.hidden = top === all;
-    if (matches) {
-      const bytes = matchedBytes(all, matches);
-      const share = all.bytes > 0 ? Math.round((100 * bytes) / all.bytes) : 0;
-      showFound(`${size(bytes)} (${share} %) below frames with this text`, "");
-    } else showFound("", "");
-  }
-
-  function zoomTo(node: FlameNode | null): void {
-    zoomed = [];
-    for (let at = node; at?.parent; at = at.parent) zoomed.unshift(at.frame);
-    focused = node;
-    wantsFocus = boxes.contains(document.activeElement) || document.activeElement === back;
-    ask();
-  }
-
-  function onKey(event: KeyboardEvent): void {
-    if (!focused || event.ctrlKey || event.altKey || event.metaKey) return;
-    const siblings = focused.parent?.children ?? [focused];
-    const place = siblings.indexOf(focused);
-    const targets: Record<string, FlameNode | null | undefined> = {
-      ArrowUp: focused.parent, ArrowDown: focused.children[0],
-      ArrowLeft: siblings[place - 1], ArrowRight: siblings[place + 1], Home: tree,
-    };
-    if (event.key === "Enter" || event.key === " ") zoomTo(focused);
-    else if (event.key === "Escape" && zoomed.length > 0) zoomTo(null);
-    else if (event.key in targets) {
-      const target = targets[event.key];
-      const box = [...shown].find(([, node]) => node === target)?.[0];
-      if (target && box) {
-        for (const one of shown.keys()) one.tabIndex = -1;
-        focused = target;
-        box.tabIndex = 0;
-        box.focus();
-      }
-    } else return;
-    event.preventDefault();
-    event.stopPropagation(); // the page's arrow keys move through time
-  }
 }

@@ -12,7 +12,11 @@ export interface FlameNode {
   /** The frame's number; `ROOT`, `NO_STACK` or `CUT`. */
   frame: number;
   bytes: number;
+  /** The bytes that the program requested; 0 if the tree is made without them. */
+  requested: number;
   count: number;
+  /** How many equal nodes this one stands for. */
+  times: number;
   /** The group of the blocks of one call stack that have the most bytes below the node. */
   group: number;
   /** Their bytes. */
@@ -53,16 +57,20 @@ export function pathsOf(
   return (stack) => (known[stack] ??= pathOf(stack));
 }
 
+type Columns = Pick<Blocks, "size_bytes" | "stack"> & Partial<Pick<Blocks, "requested_bytes">>;
+
 /** Return the tree of some blocks; `groupOf` has the group of each block: at most 256. */
 export function flameTree(
-  blocks: Iterable<number>, { size_bytes, stack: stackOf }: Pick<Blocks, "size_bytes" | "stack">,
+  blocks: Iterable<number>, { size_bytes, requested_bytes, stack: stackOf }: Columns,
   groupOf: Uint8Array, pathOf: (stack: number) => number[],
 ): FlameNode {
   const bytes = new Map<number, number>();
+  const requests = new Map<number, number>();
   const counts = new Map<number, number>();
   for (const block of blocks) {
     const part = stackOf[block]! * 256 + groupOf[block]!;
     bytes.set(part, (bytes.get(part) ?? 0) + size_bytes[block]!);
+    if (requested_bytes) requests.set(part, (requests.get(part) ?? 0) + requested_bytes[block]!);
     counts.set(part, (counts.get(part) ?? 0) + 1);
   }
   const root = newNode(ROOT, null);
@@ -82,6 +90,7 @@ export function flameTree(
     const [stack, group, count] = [Math.floor(part / 256), part % 256, counts.get(part)!];
     const add = (node: FlameNode): void => {
       node.bytes += size;
+      node.requested += requests.get(part) ?? 0;
       node.count += count;
       if (size <= node.most) return;
       node.most = size;
@@ -102,7 +111,7 @@ export function flameTree(
 
 function newNode(frame: number, parent: FlameNode | null): FlameNode {
   const depth = parent ? parent.depth + 1 : 0;
-  return { frame, bytes: 0, count: 0, group: 0, most: 0, depth, parent, children: [] };
+  return { frame, bytes: 0, requested: 0, count: 0, times: 1, group: 0, most: 0, depth, parent, children: [] };
 }
 
 /** A node with its place: `left` and `width` are parts of the drawn node's width, from 0 to 1. */
@@ -140,8 +149,8 @@ export function flameBoxes(top: FlameNode, least: number, mostRows: number): Fla
 }
 
 /** Return the bytes of all nodes that match, without counting a node inside another twice. */
-export function matchedBytes(root: FlameNode, matches: (frame: number) => boolean): number {
-  if (root.frame !== ROOT && matches(root.frame)) return root.bytes;
+export function matchedBytes(root: FlameNode, matches: (node: FlameNode) => boolean): number {
+  if (root.frame !== ROOT && matches(root)) return root.bytes;
   let bytes = 0;
   for (const child of root.children) bytes += matchedBytes(child, matches);
   return bytes;

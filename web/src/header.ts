@@ -3,7 +3,7 @@
 import { button, menu } from "./elements.ts";
 import { KEYS } from "./keys.ts";
 import type { FileData, FileEntry, Page } from "./model.ts";
-import { START, type Selection } from "./selection.ts";
+import { opening, type Selection } from "./selection.ts";
 import { size } from "./text.ts";
 import { createVerdict } from "./verdict.ts";
 import { element } from "./view.ts";
@@ -30,13 +30,12 @@ function pickers(page: Page, selection: Selection, file: FileData | null): HTMLE
   if (page.files.length > 1) {
     const options = page.files.map((entry, index) => [String(index), fileLabel(entry)] as const);
     found.push(menu("File", options, String(state.file), (value) =>
-      selection.update({ ...START, colour: state.colour, tab: state.tab, file: Number(value) })).root);
+      selection.update(opening(state, { file: Number(value) }))).root);
   }
   if (file && file.devices.length > 1) {
     const options = file.devices.map((device, index) => [String(index), device.name] as const);
     found.push(menu("Device", options, String(state.device), (value) =>
-      selection.update({ ...START, colour: state.colour, tab: state.tab, file: state.file,
-        device: Number(value) })).root);
+      selection.update(opening(state, { file: state.file, device: Number(value) }))).root);
   }
   return found;
 }

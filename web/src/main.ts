@@ -12,11 +12,13 @@ import { createHeader } from "./header.ts";
 import { layoutsOf } from "./layout.ts";
 import { activeAt } from "./lives.ts";
 import { createMap } from "./map.ts";
+import { createModules } from "./modules.ts";
 import { createMoment } from "./moment.ts";
 import type { FileData, Mark, Model, Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
 import { fromHash, Selection, type State, toHash } from "./selection.ts";
 import { createTabs, type TabView } from "./tabs.ts";
+import { onTheme } from "./theme.ts";
 import { createTimeline } from "./timeline.ts";
 import { usageOf } from "./usage.ts";
 import { element } from "./view.ts";
@@ -141,9 +143,11 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
     events,
     { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
   ];
-  // The first tab is open at the start: it has something to show.
+  if (model.file.modules.length > 1 && model.device.blocks.module.some((path) => path > 0)) {
+    tabs.push({ tab: "modules", label: "Modules", create: (root) => createModules(root, model, selection) });
+  }
+  // The first tab is open at the start. The CPU's allocator has no segments.
   if (model.usage.has_segments) tabs.unshift(map);
-  else tabs.push(map);
   createTabs(views, page.difference ? [...viewsOfPage(selection), ...tabs]
     : [...tabs, ...viewsOfPage(selection)], selection);
   const detail = element("section", { class: "panel", "aria-label": "Selected block" });
@@ -156,7 +160,7 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
 function viewsOfPage(selection: Selection): TabView[] {
   const found: TabView[] = [];
   if (page.difference) {
-    const create = (root: HTMLElement): void => createDifference(root, page, selection);
+    const create = (root: HTMLElement): void => createDifference(root, page);
     found.push({ tab: "difference", label: "Difference", create });
   }
   if (page.files.length > 1) {
@@ -176,6 +180,6 @@ function keepAddress(state: Readonly<State>): void {
 }
 
 document.title = page.title;
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current?.refresh());
+onTheme(() => current?.refresh());
 window.addEventListener("hashchange", () => void open(fromHash(location.hash)));
 void open(fromHash(location.hash));

@@ -11,6 +11,7 @@ import { button } from "./elements.ts";
 import { firstBlock, forEachHole, freeMemory, type Hole } from "./holes.ts";
 import { drawMap, drawSample } from "./map_draw.ts";
 import { addressAt, type MapRows, mapRows, pieceAt, pieceOf, ROW } from "./map_rows.ts";
+import { drawShares, heightOf, partsOf, type Share, shareAt, sharesOf, shareTexts } from "./map_shares.ts";
 import type { Layout, Model, Segment } from "./model.ts";
 import { createScrubber } from "./scrubber.ts";
 import type { Selection } from "./selection.ts";
@@ -27,17 +28,8 @@ const STATES = [
 const MOST_MAGNIFICATION = 4096;
 
 export function createMap(root: HTMLElement, model: Model, selection: Selection): void {
-  const { device, file, usage, layouts } = model;
+  const { device, file, layouts } = model;
   const { blocks } = device;
-  if (!usage.has_segments) {
-    const reason = device.segments_are_known
-      ? `${device.name} has no segments: its allocator takes memory for each block from the ` +
-        "operating system."
-      : `The segments of ${device.name} are unknown.`;
-    const text = `${reason} The tabs "Blocks" and "Flame graph" show its memory.`;
-    root.append(element("p", {}, text));
-    return;
-  }
   const bar = element("div", { class: "toolbar" });
   root.append(bar);
   createScrubber(bar, model, selection);
@@ -65,11 +57,12 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
   const holder = element("div", { class: "map-holder" }, box);
   const tooltip = createTooltip(holder);
   const samples = STATES.map(([state, text]) => {
-    const sample = element("canvas", { width: "28", height: "14" });
+    const sample = element("canvas");
     return { state, sample, item: element("span", {}, sample, text) };
   });
   root.append(summary, holder, element("p", { class: "map-legend" }, ...samples.map(({ item }) => item)));
 
+  let shares: Share[] = [];
   let rows: MapRows = { groups: [], height: 0 };
   let layout: Layout;
   // What the rows are of: most events change no segment.
@@ -85,7 +78,8 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     const height = box.clientHeight;
     const key = [width, height, magnification];
     if (layout.segments !== arranged.segments || String(key) !== String(arranged.key)) {
-      rows = mapRows(layout, width, height, magnification);
+      shares = sharesOf(layout, file);
+      rows = mapRows(layout, width, height, magnification, heightOf(shares));
       arranged = { segments: layout.segments, key };
     }
     spacer.style.height = `${rows.height}px`;
@@ -101,7 +95,10 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     canvas.style.height = `${height}px`;
     const groups = groupsOf(model, colour);
     const context = prepare(canvas, width, height);
-    drawMap(context, { layout, rows, groups, blocks, file, block, top: box.scrollTop, width, height });
+    const top = box.scrollTop;
+    const drawing = { layout, rows, groups, blocks, file, block, top, width, height };
+    drawMap(context, drawing);
+    if (top < heightOf(shares)) drawShares(context, shares, drawing);
     for (const { state, sample } of samples) drawSample(sample, state);
     summarise();
     if (pointer) hover();
@@ -147,13 +144,17 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
 
   function hover(): void {
     const { x, y } = pointer!;
+    const groups = groupsOf(model, selection.colour);
+    const share = shareAt(shares, y + box.scrollTop);
+    if (share) {
+      return tooltip.show(x, y, shareTexts(share, partsOf(share, { layout, blocks, groups })), null);
+    }
     const found = at(x, y + box.scrollTop);
     const piece = pieceAt(rows, x, y + box.scrollTop);
     if (!found || !piece) return tooltip.hide();
     const { segment } = piece;
     const inSegment = `in a segment of ${size(segment.size_bytes)} at ${address(device, segment.address)}`;
     if ("block" in found) {
-      const groups = groupsOf(model, selection.colour);
       const colour = colourOf(groups.swatch[groups.of[found.block]!]!);
       tooltip.show(x, y, [...tooltipLines(model, found.block), inSegment], colour);
       return;
@@ -182,6 +183,12 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     request();
   });
   canvas.addEventListener("click", (event) => {
+    const share = shareAt(shares, event.offsetY + box.scrollTop);
+    if (share) {
+      const first = rows.groups.find(({ segments }) => segments[0] === share.segments[0]);
+      box.scrollTop = first?.y ?? 0;
+      return;
+    }
     const found = at(event.offsetX, event.offsetY + box.scrollTop);
     followed = found && "block" in found ? found.block : null;
     selection.update({ block: followed });

@@ -1,10 +1,11 @@
 /** Drawing of the memory map: blocks, holes, and the names of groups of segments. */
 
 import { colourOf, type Groups, ink, NEUTRAL } from "./colours.ts";
-import { firstBlock, forEachHole } from "./holes.ts";
+import { firstBlock, forEachHole, type Hole } from "./holes.ts";
 import { type MapRows, type Piece, ROW } from "./map_rows.ts";
-import type { Blocks, FileData, Layout } from "./model.ts";
-import { counted, size } from "./text.ts";
+import type { Blocks, FileData, Layout, Segment } from "./model.ts";
+import { counted, shortName, size } from "./text.ts";
+import { prepare } from "./view.ts";
 
 /** The height of a segment in its row. */
 export const BAR = ROW - 4;
@@ -23,7 +24,20 @@ export interface MapDrawing {
   height: number;
 }
 
-/** Draw the visible part of the map. */
+/** Return the stream and the pool of a segment as text. */
+export function placeName({ pools }: Pick<FileData, "pools">, { pool, stream }: Segment): string {
+  const id = pools[pool];
+  const isDefault = !id || (id[0] === 0 && id[1] === 0);
+  return `stream ${stream}${isDefault ? "" : `, private pool ${id.join(",")}`}`;
+}
+
+/** Return a text, with its middle cut out where it is wider than there is room. */
+export function fitting(context: CanvasRenderingContext2D, text: string, room: number): string {
+  const { width } = context.measureText(text);
+  return width <= room ? text : shortName(text, Math.max(3, Math.floor((text.length * room) / width) - 1));
+}
+
+/** Draw the visible part of the map. The context is moved by what is hidden above. */
 export function drawMap(context: CanvasRenderingContext2D, drawing: MapDrawing): void {
   const { rows, top, height, file } = drawing;
   const patterns = makePatterns(context);
@@ -34,24 +48,23 @@ export function drawMap(context: CanvasRenderingContext2D, drawing: MapDrawing):
     const last = group.pieces[group.pieces.length - 1]!;
     if (last.y + ROW < top) continue;
     const first = group.segments[0]!;
-    const pool = file.pools[first.pool];
-    const isDefault = !pool || (pool[0] === 0 && pool[1] === 0);
     context.font = "600 12px system-ui, sans-serif";
     context.fillStyle = ink().text;
     const name =
-      (first.is_small ? "Small pool (blocks up to 1 MiB)" : "Large pool") +
-      `, stream ${first.stream}${isDefault ? "" : `, private pool ${pool.join(",")}`}` +
+      `${first.is_small ? "Small blocks (up to 1 MiB)" : "Large blocks"}, ${placeName(file, first)}` +
       (first.is_expandable ? ", expandable" : "");
-    context.fillText(name, 0, group.y + 11);
-    const at = context.measureText(name).width + 10;
+    const short = fitting(context, name, drawing.width);
+    context.fillText(short, 0, group.y + 11);
+    const at = context.measureText(short).width + 10;
     context.font = "12px system-ui, sans-serif";
     context.fillStyle = ink().faint;
     const row = size(group.bytes_per_pixel * drawing.width);
-    context.fillText(
-      `${counted(group.segments.length, "segment")}, ${size(group.bytes)}; one row is ${row}`,
-      at,
-      group.y + 11,
-    );
+    // The most that fits: on a phone, the bytes alone.
+    const segments = `${counted(group.segments.length, "segment")}, ${size(group.bytes)}`;
+    const room = drawing.width - at;
+    const text = [`${segments}; one row is ${row}`, segments, size(group.bytes)].find((each) =>
+      context.measureText(each).width <= room);
+    if (text) context.fillText(text, at, group.y + 11);
     context.font = "11px system-ui, sans-serif";
     for (const piece of group.pieces) {
       if (piece.y + ROW < top || piece.y > top + height) continue;
@@ -104,26 +117,35 @@ function drawPiece(
       context.strokeRect(left - 1, piece.y - 1, width + 2, BAR + 2);
     }
   }
+  const holes: Hole[] = [];
   forEachHole(layout, blocks, piece.segment, (hole) => {
     if (hole.end <= piece.begin || hole.begin >= piece.end) return;
     const [left, right] = [x(hole.begin), x(hole.end)];
     if (right - left < 0.8) return;
     fillPattern(context, patterns.pinned, left, piece.y, right - left);
-    const [from, to] = [x(hole.free.begin), x(hole.free.end)];
-    if (to - from >= 0.8) {
-      context.fillStyle = colours.paper;
-      context.fillRect(from, piece.y, to - from, BAR);
-      context.strokeStyle = colours.faint;
-      context.lineWidth = 1;
-      context.setLineDash([3, 3]);
-      context.strokeRect(from + 0.5, piece.y + 0.5, Math.max(1, to - from - 1), BAR - 1);
-      context.setLineDash([]);
-    }
-    if (right - left > 44) label(context, size(hole.end - hole.begin), left, right, piece.y, false);
+    holes.push(hole);
   });
   context.strokeStyle = colours.faint;
   context.lineWidth = 1;
   context.strokeRect(piece.x + 0.5, piece.y + 0.5, Math.max(2, piece.right - piece.x - 1), BAR - 1);
+  // After the outline of the segment, which is solid where memory cannot be returned.
+  for (const { begin, end, free } of holes) {
+    const [from, to] = [x(free.begin), x(free.end)];
+    if (to - from >= 0.8) strokeFree(context, from, piece.y, to - from);
+    const [left, right] = [x(begin), x(end)];
+    if (right - left > 44) label(context, size(end - begin), left, right, piece.y, false);
+  }
+}
+
+/** Draw memory that can be returned to the device. */
+export function strokeFree(context: CanvasRenderingContext2D, x: number, y: number, width: number): void {
+  context.fillStyle = ink().paper;
+  context.fillRect(x, y, width, BAR);
+  context.strokeStyle = ink().faint;
+  context.lineWidth = 1;
+  context.setLineDash([3, 3]);
+  context.strokeRect(x + 0.5, y + 0.5, Math.max(1, width - 1), BAR - 1);
+  context.setLineDash([]);
 }
 
 /** Write a size into a block or a hole, on a ground that keeps it readable. */
@@ -146,12 +168,12 @@ function label(
   context.fillText(text, x, y + BAR / 2 + 0.5);
 }
 
-interface Patterns {
+export interface Patterns {
   pinned: CanvasPattern;
   pending: CanvasPattern;
 }
 
-function makePatterns(context: CanvasRenderingContext2D): Patterns {
+export function makePatterns(context: CanvasRenderingContext2D): Patterns {
   return {
     pinned: context.createPattern(tile(ink().alarm, ink().hole, false), "repeat")!,
     pending: context.createPattern(tile(ink().text, null, true), "repeat")!,
@@ -188,7 +210,7 @@ function tile(stroke: string, ground: string | null, isCrossed: boolean): HTMLCa
   return made;
 }
 
-function fillPattern(
+export function fillPattern(
   context: CanvasRenderingContext2D,
   pattern: CanvasPattern,
   x: number,
@@ -199,22 +221,23 @@ function fillPattern(
   context.fillRect(x, y, width, BAR);
 }
 
-/** Draw the sample of a state for the legend. */
+/** The size of the samples of the legend. */
+const SAMPLE = 28;
+
+/** Draw the sample of a state for the legend, as the map draws memory in this state. */
 export function drawSample(canvas: HTMLCanvasElement, state: string): void {
-  const context = canvas.getContext("2d")!;
-  const [width, height] = [canvas.width, canvas.height];
+  Object.assign(canvas.style, { width: `${SAMPLE}px`, height: `${BAR}px` });
+  const context = prepare(canvas, SAMPLE, BAR);
+  if (state === "free") return strokeFree(context, 0, 0, SAMPLE);
   const patterns = makePatterns(context);
-  context.clearRect(0, 0, width, height);
   if (state === "active" || state === "pending") {
     context.globalAlpha = state === "active" ? 1 : 0.45;
     context.fillStyle = colourOf(NEUTRAL); // the colour of no block
-    context.fillRect(0, 0, width, height);
+    context.fillRect(0, 0, SAMPLE, BAR);
     context.globalAlpha = 1;
   }
-  if (state === "pending") fillPattern(context, patterns.pending, 0, 0, width);
-  if (state === "pinned") fillPattern(context, patterns.pinned, 0, 0, width);
+  if (state === "pending") fillPattern(context, patterns.pending, 0, 0, SAMPLE);
+  if (state === "pinned") fillPattern(context, patterns.pinned, 0, 0, SAMPLE);
   context.strokeStyle = ink().faint;
-  if (state === "free") context.setLineDash([3, 3]);
-  context.strokeRect(0.5, 0.5, width - 1, height - 1);
-  context.setLineDash([]);
+  context.strokeRect(0.5, 0.5, SAMPLE - 1, BAR - 1);
 }

@@ -44,9 +44,12 @@ const SHARE_SMALL = 0.25;
 const LEAST_ROW_LARGE = 128 * 2 ** 20;
 const LEAST_ROW_SMALL = 16 * 2 ** 20;
 
-/** Arrange the segments of a layout in rows of a width in pixels, which about fill the height. */
+/**
+ * Arrange the segments of a layout in rows of a width in pixels, which about fill the height; the
+ * first one is at `top`.
+ */
 export function mapRows(
-  layout: Layout, width: number, height: number, magnification: number,
+  layout: Layout, width: number, height: number, magnification: number, top = 0,
 ): MapRows {
   const byKey = new Map<string, Segment[]>();
   let [large, small] = [0, 0];
@@ -68,7 +71,7 @@ export function mapRows(
     bytesOfRow(large / (rowsOfView * (1 - SHARE_SMALL)), LEAST_ROW_LARGE) / width,
     bytesOfRow(small / (rowsOfView * SHARE_SMALL), LEAST_ROW_SMALL) / width,
   ];
-  let y = 0;
+  let y = top;
   const groups: SegmentGroup[] = [];
   for (const key of [...byKey.keys()].sort()) {
     const segments = byKey.get(key)!;

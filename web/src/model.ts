@@ -43,8 +43,17 @@ export interface FileEntry {
 }
 
 export interface Difference {
-  rows: { site: string; before_bytes: number; after_bytes: number; category?: string }[];
+  /** `share`: the change as a percentage or a factor, or "new" or "gone". */
+  rows: { site: string; before_bytes: number; after_bytes: number; share: string }[];
   sentence: string;
+  /** The allocated bytes over the same steps, or over the events of each file; null: unknown. */
+  curves: {
+    before: number[];
+    after: number[];
+    /** What the first and the last point are of. */
+    ends: [string, string];
+    largest: { bytes: number; where: string };
+  } | null;
 }
 
 /** The data of one file, decoded. */
@@ -65,6 +74,8 @@ export interface FileData {
   /** For each kind of block: an index in `categories`, and the rule that decided. */
   kinds: [number, string][];
   pools: [number, number][];
+  /** The paths of modules, as in "layers.3.attn"; `modules[0]` is "". */
+  modules: string[];
   devices: Device[];
 }
 
@@ -129,6 +140,9 @@ export interface Span {
   depth: number;
   begin: number;
   end: number;
+  /** In microseconds after the first event with a time. */
+  begin_us: number;
+  end_us: number;
 }
 
 export interface Mark {
@@ -183,6 +197,8 @@ export interface Blocks {
   owner: Uint32Array;
   /** The Python object that keeps the block, an index in `FileData.strings`; 0: unknown. */
   holder: Uint32Array;
+  /** The module that the block belongs to, an index in `FileData.modules`; 0: unknown. */
+  module: Uint32Array;
 }
 
 export interface Segments {

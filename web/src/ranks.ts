@@ -2,7 +2,7 @@
 
 import { button } from "./elements.ts";
 import type { FileEntry, Page } from "./model.ts";
-import { START, type Selection } from "./selection.ts";
+import { opening, type Selection } from "./selection.ts";
 import { counted, size } from "./text.ts";
 import { element } from "./view.ts";
 
@@ -27,8 +27,7 @@ function fileButton(
 ): HTMLButtonElement {
   const { name, rank, peak_bytes, peak_reserved_bytes, verdict, ooms, data } = entry;
   const { state } = selection;
-  const open = button("", () => selection.update({
-    ...START, colour: state.colour, tab: state.tab, file: index }));
+  const open = button("", () => selection.update(opening(state, { file: index })));
   open.className = "rank";
   open.setAttribute("aria-pressed", String(index === state.file));
   open.disabled = data === null;
@@ -43,28 +42,40 @@ function fileButton(
   return open;
 }
 
-/** Return the curve of a file as a picture, up to `top` bytes. */
-export function curveOf({ curve, capacity_bytes }: FileEntry, top: number): SVGSVGElement {
-  const picture = svg("svg", {
+/** Return an empty picture for curves. */
+export function picture(): SVGSVGElement {
+  return svg("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true",
   });
-  const y = (bytes: number): string => (HEIGHT - (HEIGHT * Math.min(bytes, top)) / top).toFixed(2);
-  const points = (values: readonly number[]): string => values.map((bytes, i) =>
-    `${((WIDTH * i) / Math.max(values.length - 1, 1)).toFixed(2)},${y(bytes)}`).join(" ");
-  const { allocated, reserved } = curve;
-  picture.append(
-    svg("polygon", {
-      class: "curve-allocated", points: `0,${HEIGHT} ${points(allocated)} ${WIDTH},${HEIGHT}` }),
-    svg("polyline", { class: "curve-reserved", points: points(reserved) }));
-  // A capacity at an out-of-memory can be less than what was reserved at another moment.
-  if (capacity_bytes !== null && capacity_bytes <= top && capacity_bytes >= Math.max(0, ...reserved)) {
-    const at = y(capacity_bytes);
-    picture.append(svg("line", { class: "curve-capacity", x1: "0", x2: String(WIDTH), y1: at, y2: at }));
-  }
-  return picture;
 }
 
-function svg<K extends keyof SVGElementTagNameMap>(
+function y(bytes: number, top: number): string {
+  return (HEIGHT - (HEIGHT * Math.min(bytes, top)) / top).toFixed(2);
+}
+
+/** Return the points of a curve over the width of a picture, up to `top` bytes. */
+export function points(values: readonly number[], top: number): string {
+  return values.map((bytes, i) =>
+    `${((WIDTH * i) / Math.max(values.length - 1, 1)).toFixed(2)},${y(bytes, top)}`).join(" ");
+}
+
+/** Return the curve of a file as a picture, up to `top` bytes. */
+function curveOf({ curve, capacity_bytes }: FileEntry, top: number): SVGSVGElement {
+  const drawn = picture();
+  const { allocated, reserved } = curve;
+  drawn.append(
+    svg("polygon", {
+      class: "curve-allocated", points: `0,${HEIGHT} ${points(allocated, top)} ${WIDTH},${HEIGHT}` }),
+    svg("polyline", { class: "curve-reserved", points: points(reserved, top) }));
+  // A capacity at an out-of-memory can be less than what was reserved at another moment.
+  if (capacity_bytes !== null && capacity_bytes <= top && capacity_bytes >= Math.max(0, ...reserved)) {
+    const at = y(capacity_bytes, top);
+    drawn.append(svg("line", { class: "curve-capacity", x1: "0", x2: String(WIDTH), y1: at, y2: at }));
+  }
+  return drawn;
+}
+
+export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K, attributes: Record<string, string>,
 ): SVGElementTagNameMap[K] {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);

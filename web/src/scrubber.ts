@@ -5,7 +5,7 @@ import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
 import { eventNumber } from "./text.ts";
 import { element } from "./view.ts";
-import { shown } from "./zoom.ts";
+import { shown } from "./axis.ts";
 
 /** The seconds in which play shows the interval of the timeline. */
 const PLAY_SECONDS = 20;

@@ -5,10 +5,12 @@
  * changes. So no view needs to know another one.
  */
 
+import { AXES, type AxisName } from "./axis.ts";
+
 export const COLOURS = ["category", "site", "phase", "step", "age"] as const;
 export type Colour = (typeof COLOURS)[number];
 
-export const TABS = ["map", "blocks", "events", "flame", "ranks", "difference"] as const;
+export const TABS = ["map", "blocks", "events", "flame", "modules", "ranks", "difference"] as const;
 export type Tab = (typeof TABS)[number];
 
 export interface State {
@@ -25,10 +27,17 @@ export interface State {
   block: number | null;
   /** null: the page chooses, until the reader does. */
   colour: Colour | null;
+  /** What the timeline's axis counts. */
+  axis: AxisName;
   /** The text that the tables search. */
   filter: string;
   /** The view below the timeline; null: the first one. */
   tab: Tab | null;
+}
+
+/** Return what opens another file or device: only how the page shows it stays. */
+export function opening({ colour, axis, tab }: Readonly<State>, parts: Partial<State>): State {
+  return { ...START, colour, axis, tab, ...parts };
 }
 
 export type Listener = (state: Readonly<State>, previous: Readonly<State>) => void;
@@ -42,6 +51,7 @@ export const START: Readonly<State> = {
   zoom: null,
   block: null,
   colour: null,
+  axis: "events",
   filter: "",
   tab: null,
 };
@@ -124,6 +134,7 @@ export function fromHash(hash: string): State {
     const [first, last] = (read.get(key) ?? "").split("-").map(whole);
     if (first != null && last != null && first <= last) state[key] = [first, last];
   }
+  state.axis = AXES.find((name) => name === read.get("axis")) ?? START.axis;
   const colour = COLOURS.find((name) => name === read.get("colour"));
   const tab = TABS.find((name) => name === read.get("tab"));
   if (colour) state.colour = colour;

@@ -37,9 +37,11 @@ export function shortName(text: string, most: number): string {
   return file.length + 2 <= left ? `…/${file}${tail}` : `${file.slice(0, left - 1)}…${tail}`;
 }
 
+const NUMBERS = new Intl.NumberFormat("en-US"); // making one takes longer than to write a number
+
 /** Return a number with separators, as in "1,000,000". */
 export function count(value: number): string {
-  return value.toLocaleString("en-US");
+  return NUMBERS.format(value);
 }
 
 /** Return a number and its noun, as in "1 block" or "1,000 blocks". */
@@ -52,6 +54,14 @@ export function duration(microseconds: number): string {
   const value = Math.abs(microseconds);
   const [divisor, unit] = value < 1e3 ? [1, "µs"] : value < 1e6 ? [1e3, "ms"] : [1e6, "s"];
   return `${Number((microseconds / (divisor as number)).toPrecision(4))} ${unit}`;
+}
+
+/** Return a time in microseconds with the digits that differ from the next one, `step` later. */
+export function roundTime(microseconds: number, step: number): string {
+  const most = Math.max(microseconds, step);
+  const [divisor, unit] = most < 1e3 ? [1, "µs"] : most < 1e6 ? [1e3, "ms"] : [1e6, "s"];
+  const digits = Math.max(0, Math.ceil(Math.log10((divisor as number) / step)));
+  return `${(microseconds / (divisor as number)).toFixed(digits)} ${unit}`;
 }
 
 /** Return the number that people see for an event. */

@@ -6,14 +6,15 @@
  * so that scrubbing draws only lines.
  */
 
-import { type Areas, areasOf, type Columns, columnOf, columnsOf, type Hit, hitAt } from "./areas.ts";
+import { type Areas, areasOf, type Columns, columnsOf, type Hit, hitAt } from "./areas.ts";
+import { type Axis, axisOf, shown } from "./axis.ts";
 import { colourOf, groupsOf, ink } from "./colours.ts";
 import { Labels } from "./labels.ts";
 import type { Model } from "./model.ts";
 import { createMinimap } from "./minimap.ts";
 import type { Selection } from "./selection.ts";
 import { tooltipLines } from "./block_texts.ts";
-import { count, duration, size } from "./text.ts";
+import { count, duration, roundTime, size } from "./text.ts";
 import {
   AXIS, drawAreas, drawAxes, drawLanes, drawLines, drawMarks, drawStepBands, type Frame, LANE,
   laneCount, LEFT, type Line, outline, placeAtTop, placeLineNames, placeMarks, placeNames, RIGHT,
@@ -23,7 +24,6 @@ import { listen } from "./timeline_input.ts";
 import { createTimelineTools } from "./timeline_tools.ts";
 import { createTooltip } from "./tooltip.ts";
 import { drawWhenNeeded, element, prepare } from "./view.ts";
-import { shown } from "./zoom.ts";
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -63,6 +63,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     limit !== null && limit <= 4 * most(usage.has_segments ? usage.reserved : usage.allocated);
   // The event of an entry e is e - 1, and takes effect at the left edge of e.
   const eventOf = (x: number): number => device.first_event + x - 1;
+  const axis = (): Axis => axisOf(device, selection.state.axis);
   const timeOf = (x: number): string => {
     const { time_us, count: events } = device.events;
     if (!device.has_times || !events) return "";
@@ -80,7 +81,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   function draw(): void {
     const { state, colour } = selection;
     const [width, height] = [Math.max(200, box.clientWidth), box.clientHeight];
-    const key = [state.zoom, colour, width, height, ink().paper, devicePixelRatio].join(" ");
+    const key = [state.zoom, state.axis, colour, width, height, ink().paper, devicePixelRatio].join(" ");
     if (key !== drawn) drawCurves(width, height);
     drawn = key;
     drawOverlay();
@@ -92,17 +93,24 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     const [first, last] = interval();
     const across = width - LEFT - RIGHT;
     const down = height - STRIP - AXIS;
-    const columns = columnsOf(usage.allocated, first, last, Math.max(50, across));
-    const { xs, lines } = linesOf(columns);
+    const shownAxis = axis();
+    const columns = columnsOf(usage.allocated, shownAxis, first, last, Math.max(50, across));
+    const { xs, lines } = linesOf(columns, across);
     const shownBytes = lines.flatMap(({ values }) => values.map((value) => value ?? 0));
     const top = 1.06 * Math.max(1, most(shownBytes), largest(columns.entries, usage.allocated));
-    const span = last + 1 - first;
+    const [begin, end] = [shownAxis.at(first), shownAxis.at(last + 1)];
+    const span = end - begin || 1;
+    const at = (place: number): number => ((place - begin) / span) * across;
     frame = {
       width: across,
       height: down,
       top,
-      x: (entry) => ((entry - first) / span) * across,
-      entry: (x) => first + (x / across) * span,
+      axis: shownAxis,
+      begin,
+      end,
+      at,
+      x: (entry) => at(shownAxis.at(entry)),
+      entry: (x) => shownAxis.entry(begin + (x / across) * span),
       y: (bytes) => down - (bytes / top) * down,
     };
     // Blocks that are lower than a pixel get no areas of their own.
@@ -116,8 +124,16 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     drawStepBands(context, device, frame);
     drawAreas(context, areas, groups, frame);
     context.restore();
-    drawAxes(context, frame, device.first_event - 1, (entry, isFirst) =>
-      `${isFirst ? "event " : ""}${count(eventOf(entry))}${timeOf(entry)}`);
+    if (shownAxis.isTime) {
+      drawAxes(context, frame, 0, (time, step) => {
+        const event = eventOf(Math.floor(shownAxis.entry(time)));
+        return `${roundTime(time, step)} · event ${count(Math.max(0, event))}`;
+      });
+    } else {
+      const offset = device.first_event - 1;
+      drawAxes(context, frame, offset, (event, _, isFirst) =>
+        `${isFirst ? "event " : ""}${count(event)}${timeOf(event - offset)}`);
+    }
     drawLines(context, xs, lines, frame);
     const high = Math.max(1, laneCount(device) * LANE);
     Object.assign(lanes.style, { width: `${across}px`, height: `${high}px` });
@@ -127,22 +143,22 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   }
 
   /** The reserved bytes, in each column the most, and the limit where it was known. */
-  function linesOf({ first, last, entries: of }: Columns): { xs: number[]; lines: Line[] } {
+  function linesOf({ last, from, to }: Columns, across: number): { xs: number[]; lines: Line[] } {
     const xs: number[] = [];
     const reserved: number[] = [];
-    for (let column = 0; column < of.length; column++) {
-      const begin = first + Math.ceil((column * (last - first + 1)) / of.length);
-      const end = first + Math.ceil(((column + 1) * (last - first + 1)) / of.length);
+    for (let column = 0; column < from.length; column++) {
       let top = 0;
-      for (let entry = begin; entry < end; entry++) top = Math.max(top, usage.reserved[entry]!);
-      xs.push(begin);
+      for (let entry = from[column]!; entry < to[column]!; entry++) {
+        top = Math.max(top, usage.reserved[entry]!);
+      }
+      xs.push((column * across) / from.length);
       reserved.push(top);
     }
-    xs.push(last + 1);
+    xs.push(across);
     reserved.push(usage.reserved[last]!);
     const isKnown = (entry: number): boolean => capacity_until === null || entry < capacity_until;
-    const limits = xs.map((entry, i) =>
-      limit !== null && isKnown(entry) && reserved[i]! <= limit ? limit : null);
+    const limits = xs.map((_, i) =>
+      limit !== null && isKnown(from[i] ?? last) && reserved[i]! <= limit ? limit : null);
     const lines: Line[] = [];
     if (isLimitShown) lines.push({ name: limitName, colour: ink().limit, dash: [8, 4], values: limits });
     if (usage.has_segments) {
@@ -185,7 +201,8 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       context.lineWidth = 2.5;
       context.stroke();
     }
-    const x = (frame.x(entry) + frame.x(entry + 1)) / 2;
+    // A moment may last long: its event is where it begins.
+    const x = (frame.x(entry) + frame.x(frame.axis.isTime ? entry : entry + 1)) / 2;
     context.strokeStyle = colours.select;
     context.lineWidth = 2;
     context.beginPath();
@@ -205,7 +222,8 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
 
   /** Return the column at a point, and what is there. */
   function under(x: number, y: number): { column: number; hit: Hit | null } {
-    const column = columnOf(areas.columns, entryAt(x));
+    const { length } = areas.columns.entries;
+    const column = Math.max(0, Math.min(length - 1, Math.floor((x / frame.width) * length)));
     return { column, hit: hitAt(areas, column, (1 - y / frame.height) * frame.top) };
   }
 
@@ -236,6 +254,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       selection.update({ entry: areas.columns.entries[column]!, block: hit?.block ?? null });
     },
     entryAt,
+    axis,
   });
 }
 

@@ -1,6 +1,7 @@
 /** Drawing of the timeline: stacked areas, lanes of steps and phases, marks, and the selection. */
 
 import type { Areas, BlockArea } from "./areas.ts";
+import type { Axis } from "./axis.ts";
 import { colourOf, ink, type Groups } from "./colours.ts";
 import type { Device } from "./model.ts";
 import { LABEL, Labels } from "./labels.ts";
@@ -18,6 +19,12 @@ export interface Frame {
   height: number;
   /** The bytes at the upper edge. */
   top: number;
+  axis: Axis;
+  /** The places of the axis at the left and at the right edge. */
+  begin: number;
+  end: number;
+  /** The x of a place of the axis. */
+  at(place: number): number;
   /** The x of the left edge of an entry. */
   x(entry: number): number;
   /** The y of a number of bytes. */
@@ -64,8 +71,8 @@ export function drawAreas(
 }
 
 /** Return a function that gives the x of the left edge of a column. */
-function edgesOf({ columns: { first, last, entries } }: Areas, frame: Frame) {
-  return (column: number): number => frame.x(first + (column * (last - first + 1)) / entries.length);
+function edgesOf({ columns: { entries } }: Areas, { width }: Frame) {
+  return (column: number): number => (column * width) / entries.length;
 }
 
 /** Trace the outline of a block's area. */
@@ -117,7 +124,7 @@ export function placeNames(labels: Labels, { tops, columns }: Areas, groups: Gro
   }
 }
 
-/** A line of the plot: its bytes at each x, which hold up to the next one; null: unknown. */
+/** A line of the plot: its bytes at each x (pixels), which hold up to the next one; null: unknown. */
 export interface Line {
   name: string;
   colour: string;
@@ -137,9 +144,9 @@ export function drawLines(
     for (let i = 0; i + 1 < xs.length; i++) {
       if (values[i] == null) continue;
       const y = frame.y(values[i]!);
-      if (i === 0 || values[i - 1] == null) context.moveTo(frame.x(xs[i]!), y);
-      else context.lineTo(frame.x(xs[i]!), y);
-      context.lineTo(frame.x(xs[i + 1]!), y);
+      if (i === 0 || values[i - 1] == null) context.moveTo(xs[i]!, y);
+      else context.lineTo(xs[i]!, y);
+      context.lineTo(xs[i + 1]!, y);
     }
     context.stroke();
   }
@@ -147,18 +154,18 @@ export function drawLines(
 }
 
 const AXIS_FONT = "12px system-ui, sans-serif";
-/** The least pixels between two events of the axis. */
+/** The least pixels between two numbers of the axis. */
 const SPACE = 140;
 
 /**
- * Draw a grid with round sizes, and round numbers of events.
+ * Draw a grid with round sizes, and round numbers of events or round times.
  *
- * @param offset What to add to an entry for the number of its event.
- * @param text The text of an entry.
+ * @param offset What to add to a place for its number.
+ * @param text The text of a number; `step` is the distance to the next one.
  */
 export function drawAxes(
   context: CanvasRenderingContext2D, frame: Frame, offset: number,
-  text: (entry: number, isFirst: boolean) => string,
+  text: (number: number, step: number, isFirst: boolean) => string,
 ): void {
   const { width, height } = frame;
   context.font = AXIS_FONT;
@@ -176,20 +183,21 @@ export function drawAxes(
   }
   context.textAlign = "left";
   context.textBaseline = "top";
-  const [first, last] = [frame.entry(0) + offset, frame.entry(width) + offset];
-  const least = Math.max(1, ((last - first) * SPACE) / width);
+  const [first, last] = [frame.begin + offset, frame.end + offset];
+  const least = Math.max(1, ((last - first) * Math.min(SPACE, width / 2.5)) / width);
   const unit = 10 ** Math.floor(Math.log10(least));
   const step = [1, 2, 5, 10].map((each) => each * unit).find((each) => each >= least)!;
-  let isFirst = true;
-  for (let event = Math.max(0, Math.ceil(first / step) * step); event <= last; event += step) {
-    const entry = event - offset;
-    if (entry < 1) continue; // an event takes effect at the entry after it
-    const x = Math.round(frame.x(entry));
-    const words = text(entry, isFirst);
-    const left = x - context.measureText(words).width / 2;
-    if (left + 2 * (x - left) > width + RIGHT) break;
-    write(words, left, height + 7, [x, 0, 1, height + 4]);
-    isFirst = false;
+  let right = -Infinity;
+  for (let number = Math.max(0, Math.ceil(first / step) * step); number <= last; number += step) {
+    const place = number - offset;
+    if (place < 1 && !frame.axis.isTime) continue; // an event takes effect at the entry after it
+    const x = Math.round(frame.at(place));
+    const words = text(number, step, right < 0);
+    const half = context.measureText(words).width / 2;
+    if (x + half > width + RIGHT) break;
+    if (x - half < right) continue;
+    write(words, x - half, height + 7, [x, 0, 1, height + 4]);
+    right = x + half + 12;
   }
 }
 
@@ -214,10 +222,10 @@ export function placeLineNames(
     const points: [number, number][] = [];
     const stride = Math.max(1, xs.length >> 5);
     for (let at = xs.length - 1; at >= 0; at -= stride) {
-      const left = Math.min(frame.width, frame.x(xs[at]!)) - width;
+      const left = Math.min(frame.width, xs[at]!) - width;
       let highest = frame.height;
       let lowest = 0;
-      for (let j = at; j >= 0 && xs[j]! >= frame.entry(left); j--) {
+      for (let j = at; j >= 0 && xs[j]! >= left; j--) {
         if (values[j] == null) continue;
         highest = Math.min(highest, frame.y(values[j]!));
         lowest = Math.max(lowest, frame.y(values[j]!));
@@ -332,8 +340,8 @@ export function drawLanes(
   const bounds = { left: 0, top: 0, right: frame.width, bottom: laneCount(device) * LANE };
   const labels = new Labels(context, bounds);
   const narrow: [string, number][] = [];
-  const lane = (row: number, begin: number, end: number, text: string, fill: string): void => {
-    const [left, right] = [Math.max(0, frame.x(begin)), Math.min(frame.width, frame.x(end))];
+  const lane = (row: number, from: number, to: number, text: string, fill: string): void => {
+    const [left, right] = [Math.max(0, from), Math.min(frame.width, to)];
     if (right <= 0 || left >= frame.width || right - left < 0.7) return;
     context.fillStyle = fill;
     context.fillRect(left, row * LANE, Math.max(0.5, right - left - 1), LANE - 1);
@@ -342,13 +350,17 @@ export function drawLanes(
   };
   for (const [i, [step, begin]] of device.steps.entries()) {
     const end = device.steps[i + 1]?.[1] ?? device.events.count;
-    lane(0, begin + 1, end + 1, `step ${step}`, ink().grid);
+    lane(0, frame.x(begin + 1), frame.x(end + 1), `step ${step}`, ink().grid);
   }
   const swatches = new Map(phases?.names.map((name, i) => [name, phases.swatch[i]!]));
-  for (const { name, depth, begin, end } of device.spans) {
+  for (const { name, depth, begin, end, begin_us, end_us } of device.spans) {
     const swatch = swatches.get(name);
     const fill = swatch === undefined ? ink().grid : colourOf(swatch);
-    if (depth <= 2) lane(first + depth, begin + 1, end + 1, name, fill);
+    if (depth > 2) continue;
+    // A phase takes time also if nothing was allocated in it.
+    const [from, to] = frame.axis.isTime ? [frame.at(begin_us), frame.at(end_us)]
+      : [frame.x(begin + 1), frame.x(end + 1)];
+    lane(first + depth, from, to, name, fill);
   }
   // Names of narrow steps are written over the next ones, where there is room.
   for (const [text, left] of narrow) labels.place(text, ink().text, [[left, 0]]);

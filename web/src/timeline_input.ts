@@ -1,7 +1,7 @@
 /** The pointer and the keys of the timeline: selecting a moment, zoom and pan. */
 
+import { type Axis, moved, shown, zoomed } from "./axis.ts";
 import type { Selection } from "./selection.ts";
-import { moved, shown, zoomed } from "./zoom.ts";
 
 /** The pixels from which a press with a movement is a range, and not a click. */
 const LEAST_DRAG = 4;
@@ -12,6 +12,7 @@ export interface Handlers {
   click(x: number, y: number): void;
   /** Return the entry at an x of the plot. */
   entryAt(x: number): number;
+  axis(): Axis;
 }
 
 /** Listen to the pointer over the plot, and to the keys of the element that has the focus. */
@@ -23,6 +24,13 @@ export function listen(
   handlers: Handlers,
 ): void {
   const interval = (): [number, number] => shown(selection.state.zoom, entries);
+  const { axis } = handlers;
+  /** Move the view by a part of its length. */
+  const pan = (share: number): void => {
+    const [first, last] = interval();
+    const length = axis().at(last + 1) - axis().at(first);
+    selection.update({ zoom: moved(axis(), [first, last], share * length) });
+  };
   let pressed: number | null = null; // the x at which the pointer was pressed
   let isDragged = false;
   over.addEventListener("pointerdown", (event) => {
@@ -46,16 +54,14 @@ export function listen(
     "wheel",
     (event) => {
       event.preventDefault();
-      const [first, last] = interval();
       // A wheel that moves sideways, or with Shift, moves the view.
       const across = event.shiftKey && !event.deltaX ? event.deltaY : event.deltaX;
       if (Math.abs(across) > (event.shiftKey ? 0 : Math.abs(event.deltaY))) {
-        const by = Math.trunc((across / over.clientWidth) * (last - first + 1));
-        selection.update({ zoom: moved([first, last], by || Math.sign(across), entries) });
+        pan(across / over.clientWidth);
       } else {
         const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300)));
         const centre = handlers.entryAt(event.offsetX);
-        selection.update({ zoom: zoomed([first, last], factor, centre, entries) });
+        selection.update({ zoom: zoomed(axis(), interval(), factor, centre) });
       }
     },
     { passive: false },
@@ -69,14 +75,14 @@ export function listen(
     const stride = event.ctrlKey || event.metaKey ? 1 : Math.max(1, Math.round(length / 200));
     const by = event.key === "ArrowRight" ? stride : -stride;
     if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
-      if (event.shiftKey) selection.update({ zoom: moved([first, last], by * 20, entries) });
+      if (event.shiftKey) pan(Math.sign(by) / 10);
       else follow(Math.max(0, Math.min(entries - 1, entry + by)));
     } else if (event.key === "Home") follow(0);
     else if (event.key === "End") follow(entries - 1);
     else if (event.key === "+" || event.key === "=") {
-      selection.update({ zoom: zoomed([first, last], 0.5, entry, entries) });
+      selection.update({ zoom: zoomed(axis(), [first, last], 0.5, entry) });
     } else if (event.key === "-") {
-      selection.update({ zoom: zoomed([first, last], 2, entry, entries) });
+      selection.update({ zoom: zoomed(axis(), [first, last], 2, entry) });
     } else if (event.key === "0") selection.update({ zoom: null });
     else if (event.key === "[") mark(entry, Math.max(entry, selection.state.range?.[1] ?? entry));
     else if (event.key === "]") mark(Math.min(entry, selection.state.range?.[0] ?? entry), entry);
@@ -94,7 +100,7 @@ export function listen(
   function follow(entry: number): void {
     const [first, last] = interval();
     const isInside = entry >= first && entry <= last;
-    const by = Math.round(entry - (first + last) / 2);
-    selection.update(isInside ? { entry } : { entry, zoom: moved([first, last], by, entries) });
+    const by = axis().at(entry) - (axis().at(first) + axis().at(last + 1)) / 2;
+    selection.update(isInside ? { entry } : { entry, zoom: moved(axis(), [first, last], by) });
   }
 }

@@ -1,11 +1,11 @@
 /** The controls above the timeline: colouring, zoom, moments, and the selected range. */
 
-import { button } from "./elements.ts";
+import { type AxisName, axisOf, shown, zoomed } from "./axis.ts";
+import { button, menu } from "./elements.ts";
 import type { Device, Model } from "./model.ts";
 import { COLOURS, type Colour, type Selection } from "./selection.ts";
 import { counted, eventNumber, size } from "./text.ts";
 import { element } from "./view.ts";
-import { shown, zoomed } from "./zoom.ts";
 
 const COLOUR_LABELS: Record<Colour, string> = {
   category: "category",
@@ -32,12 +32,16 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
   choice.addEventListener("change", () => selection.update({ colour: choice.value as Colour }));
   bar.append(element("h2", {}, "Memory over time"), element("label", {}, "Colour by ", choice));
 
+  const axis = menu("Axis", [["events", "events"], ["time", "time"]], selection.state.axis, (value) =>
+    selection.update({ axis: value as AxisName }));
+  if (device.has_times) bar.append(axis.root);
+
   const zoomBy = (factor: number): void => {
     const { zoom, entry } = selection.state;
     const interval = shown(zoom, entries);
     const isInside = entry >= interval[0] && entry <= interval[1];
     const centre = isInside ? entry : (interval[0] + interval[1]) / 2;
-    selection.update({ zoom: zoomed(interval, factor, centre, entries) });
+    selection.update({ zoom: zoomed(axisOf(device, selection.state.axis), interval, factor, centre) });
   };
   const zoom = element("span", { class: "buttons" }, "Zoom ");
   zoom.append(
@@ -69,6 +73,7 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     const { range: selected } = selection.state;
     const { colour } = selection;
     choice.value = colour;
+    axis.select.value = selection.state.axis;
     if (!selected) {
       range.replaceChildren(
         element("span", { class: "hint" }, "Drag selects, wheel zooms"),
@@ -84,7 +89,7 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     );
   }
   selection.subscribe((state, previous) => {
-    if (state.range !== previous.range || state.colour !== previous.colour) show();
+    if ((["range", "colour", "axis"] as const).some((key) => state[key] !== previous[key])) show();
   });
   show();
 }

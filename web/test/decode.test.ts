@@ -15,7 +15,7 @@ test("a file is the same after encoding and decoding", async () => {
 test("byte planes, differences and constants of each type are decoded", () => {
   // Two columns of three values, as Python writes them: the lowest bytes come first.
   const header = {
-    path: "x", strings: [], actions: [], sites: [], phases: [], categories: [], kinds: [], pools: [],
+    path: "x", strings: [], actions: [], sites: [], phases: [], categories: [], kinds: [], pools: [], modules: [],
     frames: {
       count: 3,
       filename: { type: "u32", offset: 0, length: 3 },

@@ -182,6 +182,7 @@ function fileOf(recorder: Recorder, name: string): FileData {
       owner: new Uint32Array(blocks.length),
       // Every third block without an owner is kept by an object, of which only the name counts.
       holder: Uint32Array.from(blocks, (_, block) => (block % 3 ? 0 : 1)),
+      module: new Uint32Array(blocks.length),
     },
     segments: {
       count: 0,
@@ -194,7 +195,8 @@ function fileOf(recorder: Recorder, name: string): FileData {
     },
     address_base: "0x7f0012000000",
     steps: recorder.steps,
-    spans: recorder.spans,
+    spans: recorder.spans.map((span) =>
+      ({ ...span, begin_us: span.begin * 3.5, end_us: span.end * 3.5 })),
     marks: [],
   };
   const file: FileData = {
@@ -223,6 +225,7 @@ function fileOf(recorder: Recorder, name: string): FileData {
     categories,
     kinds: KINDS.map(([category, rule]) => [categories.indexOf(category), rule]),
     pools: [[0, 0]],
+    modules: [""],
     devices: [device],
   };
   const { allocated } = usageOf(file, device);

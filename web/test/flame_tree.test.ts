@@ -21,7 +21,7 @@ const file = { stacks, frames: { is_program: Uint8Array.of(1, 0, 1, 0) }, stack_
 const COUNT = 5000;
 const sizeBytes = Float64Array.from({ length: COUNT }, () => 512 * (1 + Math.floor(next() * 4000)));
 const stackOf = Uint32Array.from({ length: COUNT }, () => Math.floor(next() * STACKS));
-const columns = { size_bytes: sizeBytes, stack: stackOf };
+const columns = { size_bytes: sizeBytes, requested_bytes: sizeBytes, stack: stackOf };
 const blocks = Uint32Array.from({ length: COUNT }, (_, i) => i).filter((i) => i % 3 > 0);
 const total = blocks.reduce((sum, block) => sum + sizeBytes[block]!, 0);
 const tree = flameTree(
@@ -99,7 +99,7 @@ test("the bytes of a search count a block once, also with recursion", () => {
     const own = stacks.frame.subarray(offsets[stack]!, offsets[stack + 1]!);
     return own.includes(wanted) ? sum + sizeBytes[block]! : sum;
   }, 0);
-  assert.equal(matchedBytes(tree, (frame) => frame === wanted), expected);
+  assert.equal(matchedBytes(tree, ({ frame }) => frame === wanted), expected);
 });
 
 test("a path has the program's frames, and says that a stack was cut", () => {

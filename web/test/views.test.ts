@@ -2,7 +2,10 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { areasOf, columnOf, columnsOf, groupsAt, hitAt } from "../src/areas.ts";
+import { areasOf, columnsOf, groupsAt, hitAt } from "../src/areas.ts";
+import {
+  AXES, axisOf, type Axis, moved, shown, timeAxis, zoomed,
+} from "../src/axis.ts";
 import type { Groups } from "../src/colours.ts";
 import { groupsOf, MOST_GROUPS } from "../src/colours.ts";
 import { layoutsOf } from "../src/layout.ts";
@@ -10,7 +13,6 @@ import { addressAt, mapRows, pieceAt, pieceOf, ROW } from "../src/map_rows.ts";
 import { COLOURS, fromHash, Selection, START, type State, TABS, toHash } from "../src/selection.ts";
 import { size } from "../src/text.ts";
 import { usageOf } from "../src/usage.ts";
-import { moved, shown, zoomed } from "../src/zoom.ts";
 import { exampleFile, random } from "./example.ts";
 
 test("an address keeps the selection", () => {
@@ -26,6 +28,7 @@ test("an address keeps the selection", () => {
       zoom: next() < 0.5 ? null : [Math.min(a, b), Math.max(a, b)],
       block: next() < 0.5 ? null : whole(),
       colour: COLOURS[whole() % COLOURS.length]!,
+      axis: AXES[whole() % AXES.length]!,
       filter: ["", "a&b=c#d", "+ %20 é", "size>=1MiB \"x y\""][whole() % 4]!,
       tab: TABS[whole() % TABS.length]!,
     };
@@ -60,22 +63,64 @@ test("sizes are those of pytracer's size()", () => {
   for (const [bytes, text] of expected) assert.equal(size(bytes), text);
 });
 
+const eventAxis = (entries: number): Axis =>
+  axisOf({ events: { count: entries - 1 } } as never, "events");
+
 test("zoom and pan stay in the history and keep the centre", () => {
   const next = random(4);
   for (let i = 0; i < 500; i++) {
     const entries = 10 + Math.floor(next() * 1000);
     const interval = shown([Math.floor(next() * entries), entries + 5], entries);
     const centre = interval[0] + Math.floor(next() * (interval[1] - interval[0] + 1));
-    const found = zoomed(interval, 0.2 + 2 * next(), centre, entries);
+    const axis = eventAxis(entries);
+    const found = zoomed(axis, interval, 0.2 + 2 * next(), centre);
     if (!found) continue;
     assert.ok(found[0] >= 0 && found[1] < entries && found[0] <= found[1]);
     assert.ok(found[0] <= centre + 1 && centre <= found[1] + 1);
     const by = Math.round((next() - 0.5) * entries);
-    const after = moved(found, by, entries)!;
+    const after = moved(axis, found, by)!;
     assert.equal(after[1] - after[0], found[1] - found[0]);
     assert.ok(after[0] >= 0 && after[1] < entries);
   }
-  assert.equal(zoomed([0, 99], 2, 50, 100), null);
+  assert.equal(zoomed(eventAxis(100), [0, 99], 2, 50), null);
+});
+
+/** Return the times of events, of which bursts are one microsecond apart and pauses a second. */
+function burstTimes(events: number, next: () => number): Float64Array {
+  let time = 1e9;
+  return Float64Array.from({ length: events }, () => {
+    const found = next();
+    time += found < 0.01 ? 1e6 : found < 0.6 ? 1 : 0;
+    return time;
+  });
+}
+
+test("on an axis of time, zoom and pan go on across pauses and bursts", () => {
+  const next = random(8);
+  const axis = timeAxis(burstTimes(2000, next));
+  for (let place = 0; place <= axis.at(axis.entries); place += 12345.6) {
+    assert.ok(Math.abs(axis.at(axis.entry(place)) - place) < 1e-3);
+  }
+  for (let i = 0; i < 200; i++) {
+    const centre = Math.floor(next() * axis.entries);
+    // Zooming in ends at the fewest entries around the centre, and out at the complete history.
+    let interval = shown(null, axis.entries);
+    for (let turn = 0; turn < 300; turn++) interval = zoomed(axis, interval, 0.9, centre) ?? interval;
+    assert.equal(interval[1] - interval[0], 7);
+    assert.ok(interval[0] <= centre + 4 && centre <= interval[1] + 4, `${interval} ${centre}`);
+    // Moving to an end reaches it, whatever lasts longer than the distance.
+    const by = next() < 0.5 ? -3 : 3;
+    for (let turn = 0; turn < 3000; turn++) interval = moved(axis, interval, by) ?? interval;
+    assert.ok(by < 0 ? interval[0] === 0 : interval[1] === axis.entries - 1, `${interval} ${by}`);
+    let out: [number, number] | null = interval;
+    for (let turn = 0; out && turn < 3000; turn++) out = zoomed(axis, out, 1.1, centre);
+    assert.equal(out, null);
+  }
+});
+
+test("events without a time are where the event before was", () => {
+  const axis = timeAxis(Float64Array.of(-1, 100, -1, 104, 103));
+  assert.deepEqual([0, 1, 2, 3, 4, 5, 6].map((entry) => axis.at(entry)), [0, 0, 0, 0, 4, 4, 4]);
 });
 
 test("areas are the bytes of each group at the entry of each column", () => {
@@ -89,28 +134,30 @@ test("areas are the bytes of each group at the entry of each column", () => {
       swatch: [0, 1, 2],
     };
     for (const [first, last, width] of [[0, 3000, 200], [100, 400, 77], [1000, 1040, 500]] as const) {
-      const layouts = layoutsOf(file, device);
-      const columns = columnsOf(allocated, first, last, width);
-      const areas = areasOf(device.blocks, groups, columns, 1);
-      for (const [column, entry] of columns.entries.entries()) {
-        assert.equal(columnOf(columns, entry), column);
-        const { bytes } = groupsAt(device.blocks, groups, entry, layouts.at(entry).blocks);
-        let top = 0;
-        for (const [group, size_bytes] of bytes.entries()) {
-          top += size_bytes;
-          assert.equal(areas.tops[group]![column], top);
+      for (const axis of [axisOf(device, "events"), timeAxis(burstTimes(3000, random(seed)))]) {
+        const layouts = layoutsOf(file, device);
+        const columns = columnsOf(allocated, axis, first, last, width);
+        const areas = areasOf(device.blocks, groups, columns, 1);
+        for (const [column, entry] of columns.entries.entries()) {
+          assert.ok(columns.from[column]! <= entry && entry < columns.to[column]!);
+          const { bytes } = groupsAt(device.blocks, groups, entry, layouts.at(entry).blocks);
+          let top = 0;
+          for (const [group, size_bytes] of bytes.entries()) {
+            top += size_bytes;
+            assert.equal(areas.tops[group]![column], top);
+          }
+          assert.equal(top, allocated[entry]);
         }
-        assert.equal(top, allocated[entry]);
-      }
-      assert.ok(areas.blocks.length > 0);
-      for (const { block, group, from, bottom, bytes } of areas.blocks) {
-        for (const [i, low] of bottom.entries()) {
-          const entry = columns.entries[from + i]!;
-          assert.ok(device.blocks.alloc_event[block]! < entry);
-          assert.ok(entry <= device.blocks.free_requested_event[block]!);
-          assert.ok(low >= (group ? areas.tops[group - 1]![from + i]! : 0));
-          assert.ok(low + bytes <= areas.tops[group]![from + i]!);
-          assert.equal(hitAt(areas, from + i, low + bytes / 2)!.block, block);
+        assert.ok(areas.blocks.length > 0);
+        for (const { block, group, from, bottom, bytes } of areas.blocks) {
+          for (const [i, low] of bottom.entries()) {
+            const entry = columns.entries[from + i]!;
+            assert.ok(device.blocks.alloc_event[block]! < entry);
+            assert.ok(entry <= device.blocks.free_requested_event[block]!);
+            assert.ok(low >= (group ? areas.tops[group - 1]![from + i]! : 0));
+            assert.ok(low + bytes <= areas.tops[group]![from + i]!);
+            assert.equal(hitAt(areas, from + i, low + bytes / 2)!.block, block);
+          }
         }
       }
     }
@@ -120,8 +167,10 @@ test("areas are the bytes of each group at the entry of each column", () => {
 test("no peak is lost between two columns", () => {
   const file = exampleFile("random", 5000, 7);
   const { allocated } = usageOf(file, file.devices[0]!);
-  const { entries } = columnsOf(allocated, 0, allocated.length - 1, 40);
-  assert.equal(Math.max(...entries.map((entry) => allocated[entry]!)), Math.max(...allocated));
+  for (const axis of [axisOf(file.devices[0]!, "events"), timeAxis(burstTimes(allocated.length - 1, random(2)))]) {
+    const { entries } = columnsOf(allocated, axis, 0, allocated.length - 1, 40);
+    assert.equal(Math.max(...entries.map((entry) => allocated[entry]!)), Math.max(...allocated));
+  }
 });
 
 test("each colouring has a group for each block, and a swatch for each group", () => {

@@ -1,6 +1,7 @@
 """Will the next run fit? The peaks of a program at other sizes of its data, from recordings."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,18 +110,33 @@ class _Allocator:
         return Prediction(sizes, self.name, peaks["all"], first, steady, fits, failed)
 
     def largest(self, target: Sizes, variable: str) -> Largest:
-        """Return the largest value of a variable that fits, by bisection."""
-        low, high = 0, target[variable]
-        while self._limited({**target, variable: high})[0]:
-            low, high = high, 2 * high
-            if high > _MOST_VALUE:
+        """Return the largest value of a variable that fits, by bisection.
+
+        It is searched below the first value whose blocks alone need more memory than there is: to
+        add them up takes a tenth of the time of a simulation.
+        """
+        room_bytes, high = self._device.room_bytes or 0, target[variable]
+
+        def is_too_large(value: int) -> bool:
+            return self._program.held_bytes({**target, variable: value}) > room_bytes
+
+        def limited(value: int) -> tuple[bool, Failed | None]:
+            return self._limited({**target, variable: value})
+
+        while not is_too_large(high):
+            high *= 2
+            if high > _MOST_VALUE and limited(high)[0]:
                 return Largest(variable, self.name, None, None)
+            if high > _MOST_VALUE:
+                break
+        high = bisect_left(range(1, high), True, key=is_too_large) + 1
+        low, step = high - 1, max(high // 32, 1)
+        while low > 0 and not limited(low)[0]:
+            low, high, step = max(low - step, 0), low, 2 * step
         while high - low > 1:
             middle = (low + high) // 2
-            fits, _ = self._limited({**target, variable: middle})
-            low, high = (middle, high) if fits else (low, middle)
-        _, failed = self._limited({**target, variable: high})
-        return Largest(variable, self.name, low, failed)
+            low, high = (middle, high) if limited(middle)[0] else (low, middle)
+        return Largest(variable, self.name, low, limited(high)[1])
 
     def smallest_device(self, target: Sizes) -> int | None:
         """Return the least memory for the allocator with which the target fits; None: none is."""

@@ -148,6 +148,12 @@ class Program:
         """Simulate the requests at other sizes."""
         return simulate_recording(self.at(sizes, which), rules, limits, with_curve=True)
 
+    def held_bytes(self, sizes: Sizes) -> int:
+        """Return the most bytes of blocks, as requested: no allocator can do with less."""
+        requests = self.base.recording.requests
+        change = (requests.kind == ALLOCATE).astype(np.int8) - (requests.kind == FREE)
+        return int((self.size_bytes(sizes)[requests.block] * change).cumsum().max(initial=0))
+
     def peaks(self, done: Simulated) -> dict[str, Peak]:
         """Return the peaks of a simulation without limits.
 

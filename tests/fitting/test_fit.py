@@ -10,7 +10,7 @@ from sized_programs import routed, training, write
 import pytracer
 from pytracer.analysis.requests import extract_recording
 from pytracer.errors import ConfigError, PytracerError
-from pytracer.fitting import Fit
+from pytracer.fitting import Fit, prediction
 from pytracer.fitting.prediction import Peak
 from pytracer.reading import load
 
@@ -90,6 +90,22 @@ def test_the_largest_batch_runs_and_the_next_does_not(tmp_path: Path) -> None:
     for bytes_, ran_out in ((least, False), (least - (3 << 20), True)):
         run = write(tmp_path / "true.pickle", training, bytes_, batch=4, length=256)
         assert run.ran_out == ran_out
+
+
+def test_the_largest_values_take_few_simulations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = []
+    simulate = prediction.simulate_recording
+
+    def counted(*arguments, **options):  # type: ignore[no-untyped-def]
+        simulated.append(arguments)
+        return simulate(*arguments, **options)
+
+    monkeypatch.setattr(prediction, "simulate_recording", counted)
+    found = pytracer.fit(*recordings(tmp_path), at={"batch": 4, "length": 256})
+    assert [largest.value for largest in found.largest] == [2640, 8113]
+    assert len(simulated) <= 34  # bisection from the target on takes 48
 
 
 def test_a_further_recording_is_the_check(tmp_path: Path) -> None:

@@ -186,13 +186,13 @@ def fit(
         raise ConfigError(f"settings={settings!r}: give a list of settings such as NAME:VALUE")
     if not paths:
         raise ConfigError("give at least one recording")
-    names, files = StackNames(), []
-    for given in paths:
-        path, sizes = parsed_file(os.fspath(given))
+    named, read = [parsed_file(os.fspath(given)) for given in paths], []
+    for path, _ in named:
         on_progress(f"Reading {path}")
         snapshot = load(path)
-        sizes = sizes_of(snapshot, sizes, [*targets[0]])
-        files.append(recorded(snapshot, extract_recording(snapshot, device), sizes, names))
+        read.append((snapshot, extract_recording(snapshot, device)))
+    names, sizes = StackNames(), sizes_of(read, [given for _, given in named], [*targets[0]])
+    files = [recorded(*each, own, names) for each, own in zip(read, sizes, strict=True)]
     variables = variables_of({file.path: file.sizes for file in files}, targets)
     on_progress("Matching the requests")
     files = common_steps(files)

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pytracer.analysis.block_categories import block_categories
+from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.requests import Recording
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.reading.snapshot import Column, Snapshot
 from pytracer.text import number
@@ -75,25 +79,62 @@ def targets_of(values: Mapping[str, int | Sequence[int]]) -> list[Sizes]:
     return found
 
 
-def sizes_of(snapshot: Snapshot, given: Sizes | None, names: Sequence[str]) -> Sizes:
-    """Return the sizes of a recording: those given with its name, or else of its metadata.
+def sizes_of(
+    recorded: Sequence[tuple[Snapshot, Recording]],
+    given: Sequence[Sizes | None],
+    names: Sequence[str],
+) -> list[Sizes]:
+    """Return the sizes of each recording: those given with its name, or else of its metadata.
 
     Raises:
         ConfigError: One of the `names` has no size.
     """
-    known = {
-        name: value
-        for name, value in snapshot.metadata.given.items()
-        if isinstance(name, str) and type(value) is int and value > 0
-    }
-    found = known if given is None else given
-    for name in names:
-        if name not in found:
-            raise ConfigError(
-                f"{snapshot.path} does not say its {name}: give it as {snapshot.path}@{name}=2, or "
-                f'record with PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}})'
-            )
+    found = []
+    for (snapshot, _), sizes in zip(recorded, given, strict=True):
+        known = {
+            name: value
+            for name, value in snapshot.metadata.given.items()
+            if isinstance(name, str) and type(value) is int and value > 0
+        }
+        found.append(known if sizes is None else sizes)
+        for name in names:
+            if name not in found[-1]:
+                path, proposal = snapshot.path, _proposal(recorded, name)
+                raise ConfigError(
+                    f"{path} does not say its {name}: give it as {path}@{name}=2, or record with "
+                    f'PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}}){proposal}'
+                )
     return found
+
+
+def _proposal(recorded: Sequence[tuple[Snapshot, Recording]], name: str) -> str:
+    """Return what the largest input of each recording shows of its size; "" for nothing.
+
+    Bytes show only proportions, and not of what: the user decides.
+    """
+    inputs, where = [], ""
+    for snapshot, recording in recorded:
+        blocks = recording.history.blocks
+        kinds = block_categories(snapshot, recording.device, recording.history)
+        rows = np.flatnonzero(kinds.are(lambda category, _: category == "input"))
+        if len(rows) == 0:
+            return ""
+        row = rows[np.argmax(blocks.requested_bytes[rows])]
+        inputs.append(int(blocks.requested_bytes[row]))
+        site = call_sites(snapshot.stacks)[blocks.stack[row]]
+        where = where or call_site_text(frame_at(snapshot.stacks, int(site)))
+    if len({*inputs}) == 1:
+        return ""
+    common = gcd(*inputs)
+    files = " ".join(
+        f"{snapshot.path}@{name}={size_bytes // common}"
+        for (snapshot, _), size_bytes in zip(recorded, inputs, strict=True)
+    )
+    bytes_of = " and ".join(f"{size_bytes:,}" for size_bytes in inputs)
+    return (
+        f". Their largest inputs have {bytes_of} bytes ({where}). If they differ in {name} alone, "
+        f"the sizes are {files}, or the same multiple of each"
+    )
 
 
 def variables_of(recorded: Mapping[str, Sizes], targets: Sequence[Sizes]) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import invoke
-from sized_programs import routed, training, write
+from sized_programs import fed, routed, training, write
 
 import pytracer
 from pytracer.analysis.requests import extract_recording
@@ -215,6 +215,20 @@ def test_wrong_arguments(arguments: list[str], message: str, tmp_path: Path) -> 
     done = invoke("fit", *recordings(tmp_path), *arguments)
     assert done.exit_code != 0
     assert message in done.stderr
+
+
+def test_sizes_are_proposed_where_files_have_none(tmp_path: Path) -> None:
+    a, b = recordings(tmp_path, fed, RECORDED[:2])
+    with pytest.raises(ConfigError) as raised:
+        pytracer.fit(a, b, at={"rows": 8})
+    assert str(raised.value).endswith(
+        f"Their largest inputs have 1,024 and 2,048 bytes (train/model.py:5 input). If they differ "
+        f"in rows alone, the sizes are {a}@rows=1 {b}@rows=2, or the same multiple of each"
+    )
+    # AND nothing is proposed where inputs are equal, or unknown
+    for paths in ((a, a), recordings(tmp_path, training, RECORDED[:2])):
+        with pytest.raises(ConfigError, match=r'Tracer\(metadata={"rows": 2}\)$'):
+            pytracer.fit(*paths, at={"rows": 8})
 
 
 def test_no_settings_as_text(tmp_path: Path) -> None:

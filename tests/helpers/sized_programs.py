@@ -43,6 +43,12 @@ def training(batch: int, length: int, steps: int = 3, buffer_from: int = 2**40) 
         yield "step", "", 0
 
 
+def fed(batch: int, length: int) -> Requests:
+    """Train with inputs that a file shows."""
+    yield "input", "x", 8 * batch * length
+    yield from training(batch, length)
+
+
 def routed(batch: int, length: int, steps: int = 3) -> Requests:
     """Train experts, which get as many tokens as the values of each step decide."""
     rows = batch * length
@@ -85,6 +91,9 @@ def write(
         name = next(allocated) if event["action"] == "alloc" else "free"
         frame = {"filename": f"/{path.stem}/train/model.py", "name": name, "line": len(name)}
         event["frames"] = [frame]
+        if name == "input":  # a DataLoader makes it
+            made = "/torch/utils/data/_utils/fetch.py"
+            event["frames"].insert(0, {"filename": made, "name": "fetch", "line": 1})
     content: dict[str, Any] = run.content()
     content["pytracer"]["devices"][0] |= {
         "total_bytes": device_bytes,
@@ -93,6 +102,6 @@ def write(
             for step, first in enumerate(begins, 1)
         ],
     }
-    content["pytracer"]["metadata"] = sizes
+    content["pytracer"] |= {"metadata": sizes, "context": "all"}
     path.write_bytes(pickle.dumps(content))
     return run

@@ -60,7 +60,8 @@ def command(
 
     Predicts the peaks of the program at other sizes of its data from recordings at small sizes: how
     each request grows, and how the allocator would serve all of them. Recordings that do not name
-    their sizes are given as FILE@batch=2. Needs neither torch nor a device.
+    their sizes are given as FILE@batch=2. Directories are of all ranks of a run: the answer is of
+    the rank that needs most. Needs neither torch nor a device.
     """
     console = Console(stderr=True, highlight=False)
     with signals_interrupt(), console.status("Reading the recordings") as status:

@@ -48,6 +48,10 @@ def _peaks(found: Fit) -> Iterator[Line]:
     target, least, most = found.target, found.least, found.most
     peaks = {" in the first step": target.first, " in a later step": target.steady}
     known = {where: peak for where, peak in peaks.items() if peak is not None}
+    others = [peak.reserved_bytes for who, peak in found.processes.items() if who != found.process]
+    if others:
+        text = f"{found.process} needs most of {number(len(others) + 1, 'process', 'processes')}; "
+        yield Line("process", f"{text}others reserve {size_range(min(others), max(others))}")
     for where, peak in (known or {"": target.peak}).items():
         yield Line("peak", f"{_peak(peak)}{where}")
     if least != most:

@@ -29,7 +29,7 @@ from pytracer.fitting.results import (
 from pytracer.fitting.sizes import (
     Sizes,
     are_independent,
-    parsed_file,
+    processes_of,
     sizes_of,
     targets_of,
     unlike_sizes,
@@ -162,7 +162,8 @@ def fit(
     Args:
         paths: Recordings of the program at different small sizes, each from the beginning. Their
             sizes are in their metadata, `Tracer(metadata={"batch": 2})`, or in their names, as in
-            "snapshot.pickle@batch=2".
+            "snapshot.pickle@batch=2". Directories that have one recording of each rank are of all
+            ranks; the prediction is that of the rank which needs most.
         at: The sizes to predict, as in {"batch": 16, "length": [1024, 4096]}. Of several, the last
             is the target.
         device_memory_bytes: The memory of the device; None: that of the recorded device.
@@ -186,19 +187,25 @@ def fit(
         raise ConfigError(f"settings={settings!r}: give a list of settings such as NAME:VALUE")
     if not paths:
         raise ConfigError("give at least one recording")
-    named, read = [parsed_file(os.fspath(given)) for given in paths], []
-    for path, _ in named:
-        on_progress(f"Reading {path}")
-        snapshot = load(path)
-        read.append((snapshot, extract_recording(snapshot, device)))
-    names, sizes = StackNames(), sizes_of(read, [given for _, given in named], [*targets[0]])
-    files = [recorded(*each, own, names) for each, own in zip(read, sizes, strict=True)]
-    variables = variables_of({file.path: file.sizes for file in files}, targets)
-    on_progress("Matching the requests")
-    files = common_steps(files)
-    program = Program(files, variables)
-    on_progress("Simulating")
-    return _fit(program, files, targets, list(settings), device_memory_bytes)
+    processes = processes_of([os.fspath(path) for path in paths])
+    fits = {}
+    for who, named in processes.items():
+        read = []
+        for path, _ in named:
+            on_progress(f"Reading {path}")
+            snapshot = load(path)
+            read.append((snapshot, extract_recording(snapshot, device)))
+        sizes = sizes_of(read, [given for _, given in named], [*targets[0]])
+        on_progress("Matching and simulating the requests")
+        names = StackNames()
+        files = [recorded(*each, own, names) for each, own in zip(read, sizes, strict=True)]
+        variables = variables_of({file.path: file.sizes for file in files}, targets)
+        files = common_steps(files)
+        fits[who] = _fit(Program(files, variables), files, targets, settings, device_memory_bytes)
+    peaks = {who: each.target.peak for who, each in fits.items()}
+    worst = max(peaks, key=lambda who: (fits[who].target.fits is False, peaks[who].reserved_bytes))
+    found = replace(fits[worst], process=worst, processes=peaks)
+    return replace(found, answer=answer_of(found))
 
 
 def _fit(
@@ -225,7 +232,7 @@ def _fit(
     variables = program.variables
     categories, lines = grown(program, target.sizes, own.rules)
     note = version_note(recording)
-    found = Fit(
+    return Fit(
         kind=_kind(device.room_bytes, target, least, most),
         device=recording.name,
         torch_version=recording.torch_version,
@@ -246,9 +253,10 @@ def _fit(
         unseen=len(program.unseen),
         varying=len(program.varying),
         notes=[*notes_of(program, checked), *unlike, *([] if note is None else [note])],
+        process="",
+        processes={},
         answer=Answer("unknown", "", "", []),
     )
-    return replace(found, answer=answer_of(found))
 
 
 def _checked(files: Sequence[Recorded], program: Program) -> list[CheckedFile]:

@@ -125,6 +125,8 @@ class Fit:
         unchecked, unseen, varying: How many allocations grow in a way that no recording confirms,
             of them are not in all recordings, and depend on values.
         notes: What makes the prediction inexact, in sentences.
+        process: The process of the recordings, as in "rank3"; "" for files.
+        processes: By process, the peak that is predicted for the target. This one is the worst.
         answer: The answer in lines.
     """
 
@@ -148,6 +150,8 @@ class Fit:
     unseen: int
     varying: int
     notes: list[str]
+    process: str
+    processes: dict[str, Peak]
     answer: Answer
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.requests import Recording
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.reading.files import find, parse_place
 from pytracer.reading.snapshot import Column, Snapshot
 from pytracer.text import number
 
@@ -37,6 +38,46 @@ def parsed_file(text: str) -> tuple[Path, Sizes | None]:
         return Path(text), None
     pairs = (part.split("=") for part in found["sizes"].split(","))
     return Path(found["path"]), {name: int(value) for name, value in pairs}
+
+
+def processes_of(texts: Sequence[str]) -> dict[str, list[tuple[Path, Sizes | None]]]:
+    """Return the recordings of each process, such as "rank3", with their sizes as `parsed_file`.
+
+    Args:
+        texts: Files, which are of one process, "", or directories, of which each has a recording of
+            each process.
+
+    Raises:
+        PytracerError: A directory does not.
+    """
+    named = [parsed_file(text) for text in texts]
+    if not any(path.is_dir() for path, _ in named):
+        return {"": named}
+    found = [_of_processes(path) for path, _ in named]
+    for who in dict.fromkeys(who for each in found for who in each):
+        for (path, _), each in zip(named, found, strict=True):
+            if who not in each:
+                raise PytracerError(
+                    f"{path} has no recording of {who or 'one process'}, and others have: give "
+                    "directories of equally many ranks, or files of one process"
+                )
+    return {
+        who: [(each[who], sizes) for (_, sizes), each in zip(named, found, strict=True)]
+        for who in found[0]
+    }
+
+
+def _of_processes(directory: Path) -> dict[str, Path]:
+    """Return the recording of each process in a directory; files of steps and errors are none."""
+    found: dict[str, Path] = {}
+    for path in find([directory]):
+        place = parse_place(path, directory)
+        if place.kind in ("", "exit") and found.setdefault(place.who, path) != path:
+            raise PytracerError(
+                f"{found[place.who]} and {path} are of one process, {place.who or 'without a rank'}"
+                ": give the files of one run"
+            )
+    return found
 
 
 def parsed_target(text: str) -> dict[str, Sequence[int]]:

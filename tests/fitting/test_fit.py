@@ -231,6 +231,33 @@ def test_sizes_are_proposed_where_files_have_none(tmp_path: Path) -> None:
             pytracer.fit(*paths, at={"rows": 8})
 
 
+def test_the_worst_rank_of_directories(tmp_path: Path) -> None:
+    # GIVEN directories of three ranks, of which the second needs a buffer more
+    roots, at = [tmp_path / "2", tmp_path / "4"], {"batch": 200, "length": 64}
+    for root, sizes in zip(roots, RECORDED, strict=False):
+        (root / "exit").mkdir(parents=True)
+        (root / "step1").mkdir()
+        for rank in range(3):
+            name = f"torch_memory_rank{rank}_pid{rank + 7}.pickle"
+            more = {"buffer_from": 1} if rank == 1 else {}
+            write(root / "exit" / name, training, **sizes, **more)
+        (root / "step1" / name).touch()  # the file of a step is a part of the run
+    found = pytracer.fit(*roots, at=at)
+    assert found.process == "rank1"
+    assert found.target.peak == found.processes["rank1"]
+    assert found.target.peak == true_peak(tmp_path, **at, buffer_from=1)
+    assert found.processes["rank0"] == found.processes["rank2"] == true_peak(tmp_path, **at)
+    assert "rank1 needs most of 3 processes; others reserve" in str(found)
+    # AND a directory that lacks a rank is refused, AND so are two recordings of one
+    (other,) = (roots[1] / "exit").glob("*rank2*")
+    other.rename(roots[1] / "exit" / "torch_memory_rank1_pid2.pickle")
+    with pytest.raises(PytracerError, match="are of one process, rank1: give the files of one run"):
+        pytracer.fit(*roots, at=at)
+    (roots[1] / "exit" / "torch_memory_rank1_pid2.pickle").unlink()
+    with pytest.raises(PytracerError, match="4 has no recording of rank2, and others have"):
+        pytracer.fit(*roots, at=at)
+
+
 def test_no_settings_as_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give a list of settings"):
         pytracer.fit("a.pickle", at={"batch": 2}, settings="a:1")

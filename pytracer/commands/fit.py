@@ -11,6 +11,7 @@ from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.shared_options import parse_size, settings_option, simulated_device_option
 from pytracer.errors import ConfigError
 from pytracer.fitting import fit
+from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target
 from pytracer.text import printable
 
@@ -18,6 +19,15 @@ from pytracer.text import printable
 def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Sequence[int]]:
     try:
         return parsed_target(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _parsed_scale(
+    _: click.Context, __: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, float]:
+    try:
+        return parsed_scale(texts)
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -41,6 +51,15 @@ def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Seque
     "device]",
 )
 @settings_option()
+@click.option(
+    "--scale",
+    metavar="CATEGORY=FACTOR,...",
+    multiple=True,
+    callback=_parsed_scale,
+    help="Estimate a changed program: optimizer_state=0.25 for 8-bit states of Adam, and "
+    "parameter=1/8,gradient=1/8,optimizer_state=1/8 for shards of 8 ranks. The categories are "
+    "those of `pytracer show --by category`.",
+)
 @simulated_device_option
 @json_options
 def command(
@@ -48,6 +67,7 @@ def command(
     at: dict[str, Sequence[int]],
     device_memory_bytes: int | None,
     settings: tuple[str, ...],
+    scale: dict[str, float],
     device: int | None,
     json_output: JsonOutput,
 ) -> None:
@@ -70,6 +90,7 @@ def command(
             at=at,
             device_memory_bytes=device_memory_bytes,
             settings=settings,
+            scale=scale,
             device=device,
             on_progress=lambda text: status.update(printable(text)),
         )

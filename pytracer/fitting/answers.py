@@ -34,7 +34,8 @@ def answer_of(found: Fit) -> Answer:
     """Return the answer in lines."""
     target = found.target
     room = f" in {size(found.device_memory_bytes)}" if found.device_memory_bytes else ""
-    verdict = f"{_VERDICTS[found.kind]}: {sizes_text(target.sizes)}{room}"
+    by = " BY ESTIMATE" if found.scale else ""
+    verdict = f"{_VERDICTS[found.kind]}{by}: {sizes_text(target.sizes)}{room}"
     kind = {DOES_NOT_FIT: "oom", FITS: "none"}.get(found.kind, "unknown")
     where = f"{found.device}, {number(len(found.files), 'recording')}"
     lines = [
@@ -60,7 +61,7 @@ def _peaks(found: Fit) -> Iterator[Line]:
             for name in ("allocated_bytes", "reserved_bytes")
         ]
         yield Line("bounds", f"{bounds[0]} allocated, {bounds[1]} reserved")
-    elif found.unchecked:
+    elif found.unchecked and not found.scale:
         yield Line("bounds", "none: however the requests of the note grow, the peaks are the same")
 
 

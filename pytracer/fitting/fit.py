@@ -26,6 +26,7 @@ from pytracer.fitting.results import (
     Largest,
     Prediction,
 )
+from pytracer.fitting.scaling import Scale, factors_of, scale_notes
 from pytracer.fitting.sizes import (
     Sizes,
     are_independent,
@@ -154,6 +155,7 @@ def fit(
     at: Mapping[str, int | Sequence[int]],
     device_memory_bytes: int | None = None,
     settings: Sequence[str] = (),
+    scale: Scale | None = None,
     device: int | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Fit:
@@ -169,6 +171,9 @@ def fit(
         device_memory_bytes: The memory of the device; None: that of the recorded device.
         settings: Changes of the recording's settings, as in "expandable_segments:True", which are
             simulated next to the recording's own.
+        scale: Factors of categories for an estimate of a changed program: {"optimizer_state": 0.25}
+            for 8-bit states of Adam, {"parameter": 1 / 8, "gradient": 1 / 8} for shards of 8 ranks,
+            0 for what is left out.
         device: The device's index in the files; None: the accelerator with most events.
         on_progress: Called with what is being done.
 
@@ -187,6 +192,7 @@ def fit(
         raise ConfigError(f"settings={settings!r}: give a list of settings such as NAME:VALUE")
     if not paths:
         raise ConfigError("give at least one recording")
+    scale = dict(scale or {})
     processes = processes_of([os.fspath(path) for path in paths])
     fits = {}
     for who, named in processes.items():
@@ -201,7 +207,13 @@ def fit(
         files = [recorded(*each, own, names) for each, own in zip(read, sizes, strict=True)]
         variables = variables_of({file.path: file.sizes for file in files}, targets)
         files = common_steps(files)
-        fits[who] = _fit(Program(files, variables), files, targets, settings, device_memory_bytes)
+        program = Program(files, variables)
+        checked = _checked(files, program)
+        if scale:
+            program = program.scaled(factors_of(program.base, scale))
+        found = _fit(program, checked, targets, settings, device_memory_bytes)
+        notes = [*scale_notes(scale), *found.notes]
+        fits[who] = replace(found, notes=notes, scale=scale, is_exact=found.is_exact and not scale)
     peaks = {who: each.target.peak for who, each in fits.items()}
     worst = max(peaks, key=lambda who: (fits[who].target.fits is False, peaks[who].reserved_bytes))
     found = replace(fits[worst], process=worst, processes=peaks)
@@ -210,7 +222,7 @@ def fit(
 
 def _fit(
     program: Program,
-    files: Sequence[Recorded],
+    checked: Sequence[CheckedFile],
     targets: Sequence[Sizes],
     settings: Sequence[str],
     memory_bytes: int | None,
@@ -224,9 +236,8 @@ def _fit(
     ]
     predictions = [each.predicted(sizes) for each in allocators for sizes in targets]
     target = predictions[len(targets) - 1]
-    checked = _checked(files, program)
     least, most = _bounds(program, own.rules, target, checked)
-    unlike = unlike_sizes([file.sizes for file in files], program.variables, target.sizes)
+    unlike = unlike_sizes([file.sizes for file in checked], program.variables, target.sizes)
     devices = {each.name: each.smallest_device(target.sizes) for each in allocators}
     limited = allocators if device.limits is not None else []
     variables = program.variables
@@ -248,7 +259,8 @@ def _fit(
         categories=categories,
         lines=lines,
         predictions=predictions,
-        files=checked,
+        files=[*checked],
+        scale={},
         unchecked=len(program.unchecked),
         unseen=len(program.unseen),
         varying=len(program.varying),

@@ -1,6 +1,7 @@
 """The requests of a program at other sizes, and how an allocator would serve them."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,6 +83,7 @@ class Program:
         self.unchecked = np.setdiff1d(self._growth.unchecked, self.varying)
         is_missing = np.any(sizes == MISSING, axis=0)
         self.unseen = self.unchecked[is_missing[self.unchecked]]
+        self._factor = np.ones(len(self.base.rows))
 
     def _find_varying(self, files: Sequence[Recorded], points: Column, sizes: Column) -> _Varying:
         """Return the requests that depend on values.
@@ -116,6 +118,12 @@ class Program:
         powers = np.array([term.powers for term in terms])[best]
         return _Varying(rows, powers, sizes[base, rows] / values[base, best], ratios)
 
+    def scaled(self, factor: Column) -> "Program":
+        """Return the program with all sizes multiplied by factors, float64 by allocation."""
+        found = copy(self)
+        found._factor = factor
+        return found
+
     @property
     def has_bounds(self) -> bool:
         """Whether requests are not known exactly."""
@@ -132,7 +140,7 @@ class Program:
         found = self._growth.sizes_at(point, which)
         values = np.prod(point**varying.powers, axis=1)
         found[varying.rows] = varying.unit_bytes * values * varying.ratio ** float(which)
-        rounded: Column = np.clip(np.rint(found), 1, 2.0**50).astype(np.int64)
+        rounded: Column = np.clip(np.rint(found * self._factor), 1, 2.0**50).astype(np.int64)
         return rounded
 
     def at(self, sizes: Sizes, which: int = USUAL) -> Recording:

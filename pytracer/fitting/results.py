@@ -122,6 +122,7 @@ class Fit:
         categories, lines: How memory grows, the largest first.
         predictions: All sizes that were asked for, under all settings.
         files: The recordings.
+        scale: The factors of categories: with any, all of this is an estimate.
         unchecked, unseen, varying: How many allocations grow in a way that no recording confirms,
             of them are not in all recordings, and depend on values.
         notes: What makes the prediction inexact, in sentences.
@@ -146,6 +147,7 @@ class Fit:
     lines: list[Grown]
     predictions: list[Prediction]
     files: list[CheckedFile]
+    scale: dict[str, float]
     unchecked: int
     unseen: int
     varying: int

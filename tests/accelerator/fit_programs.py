@@ -15,9 +15,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing._internal.distributed import fake_pg
 from torch.utils.checkpoint import checkpoint
 
 import pytracer
@@ -96,6 +99,17 @@ def plain_linear(inner: int, outer: int) -> nn.Module:
     return nn.Linear(inner, outer, bias=False)
 
 
+def shard(model: Gpt, device: str, ranks: int) -> None:
+    """Divide a model by FSDP2 among ranks, of which only this one exists."""
+    if device not in dist.Backend.backend_capability["fake"]:
+        dist.Backend.register_backend(
+            "fake", fake_pg._create_fake_pg, extended_api=True, devices=[device]
+        )
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=fake_pg.FakeStore())
+    for part in (*model.layers, model):
+        fully_shard(part)
+
+
 def language_model(
     device: str,
     batch: int,
@@ -104,6 +118,7 @@ def language_model(
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
     adapted: bool = False,
     recompute: bool = False,
+    ranks: int = 1,
     backend: SDPBackend = SDPBackend.MATH,
     dtype: torch.dtype | None = None,
     scaled: bool = False,
@@ -120,6 +135,8 @@ def language_model(
     if adapted:
         for part in (model.tokens, model.scores):
             part.requires_grad_(False)
+    if ranks > 1:
+        shard(model, device, ranks)
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = kind(trained, **options)
     scaler = torch.amp.GradScaler(device, enabled=scaled)
@@ -231,6 +248,7 @@ PROGRAMS: dict[str, Callable[[str, int, int], Step]] = {
     "lora": partial(language_model, adapted=True, dtype=brain),
     "checkpointing": partial(language_model, recompute=True),
     "accumulation": partial(language_model, parts=3),
+    "sharded": partial(language_model, ranks=4, dtype=brain),
     "foreach": partial(language_model, foreach=True, dtype=brain),
     "fused": partial(language_model, fused=True, dtype=brain),
     "convolutions": convolutions,

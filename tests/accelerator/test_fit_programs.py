@@ -18,7 +18,7 @@ TARGETS = [(8, 128), (6, 256), (16, 128), (5, 192)]
 SHORT = "llama"
 LONG = (
     *("gpt", "flash", "lora", "checkpointing", "accumulation", "foreach", "fused"),
-    *("convolutions", "generation"),
+    *("convolutions", "generation", "sharded"),
 )
 CAPACITY_MIB = 512
 

@@ -209,6 +209,10 @@ def test_the_command(tmp_path: Path) -> None:
         (["--at", "batch=8"], "give length with --at too"),
         (["--at", "batch"], "give sizes such as batch=16,length=4096"),
         (["--at", "batch=8,length=64", "--set", "x:1"], 'has no setting "x"'),
+        (["--at", "batch=8,length=64", "--scale", "gradient"], "give a category and a factor"),
+        (["--at", "batch=8,length=64", "--scale", "gradient=1/0"], "give a category and a factor"),
+        (["--at", "batch=8,length=64", "--scale", "parameter=-1"], "a number from 0 to 1000"),
+        (["--at", "batch=8,length=64", "--scale", "x=1"], "has no blocks of the category 'x'"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -256,6 +260,26 @@ def test_the_worst_rank_of_directories(tmp_path: Path) -> None:
     (roots[1] / "exit" / "torch_memory_rank1_pid2.pickle").unlink()
     with pytest.raises(PytracerError, match="4 has no recording of rank2, and others have"):
         pytracer.fit(*roots, at=at)
+
+
+def test_an_optimizer_with_smaller_states(tmp_path: Path) -> None:
+    paths, at = recordings(tmp_path), TARGETS[0]
+    found = pytracer.fit(*paths, at=at, scale={"optimizer_state": 0.5})
+    assert found.target.peak == true_peak(tmp_path, states=1, **at)
+    assert found.target.peak != pytracer.fit(*paths, at=at).target.peak
+    # AND it is an estimate, AND recordings are compared with the program as it is
+    assert not found.is_exact
+    assert str(found).startswith("FITS BY ESTIMATE: batch=7, length=128 in 16 GiB")
+    assert found.notes[0].startswith("An estimate: optimizer states x 0.5, and all other requests")
+    assert all(file.predicted == file.recorded for file in found.files)
+    # AND a shard of each part of the model is one of as many ranks
+    shards = "parameter=1/8,optimizer_state=1/8"
+    done = invoke("fit", *paths, "--at", "batch=7,length=128", "--scale", shards, "--json")
+    report = json.loads(done.stdout)
+    assert report["scale"] == {"parameter": 0.125, "optimizer_state": 0.125}
+    held = {row["category"]: row["size_bytes"] for row in report["categories"]}
+    sizes = [held[category] / (3 << 20) for category in ("optimizer_state", "parameter")]
+    assert sizes == pytest.approx([1, 0.5], rel=1e-5)
 
 
 def test_no_settings_as_text(tmp_path: Path) -> None:

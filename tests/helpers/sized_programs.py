@@ -11,11 +11,16 @@ from pytracer.analysis.requests import ALLOCATE, FREE
 
 DEVICE_BYTES = 2**34
 
+CATEGORIES = {"parameter": "parameter", "state": "optimizer_state"}
+"""By line, what blocks at the end are for."""
+
 Requests = Iterator[tuple[str, str, int]]
 """Pairs of a line and the name of a block with its bytes, or ("step", "", 0) after a step."""
 
 
-def training(batch: int, length: int, steps: int = 3, buffer_from: int = 2**40) -> Requests:
+def training(
+    batch: int, length: int, steps: int = 3, buffer_from: int = 2**40, states: int = 2
+) -> Requests:
     """Train: attention needs the square of the length, and many rows a buffer more."""
     rows = batch * length
     for i in range(4):
@@ -35,7 +40,7 @@ def training(batch: int, length: int, steps: int = 3, buffer_from: int = 2**40) 
             yield "free", f"m{i}", 0
         for i in range(4):
             if step == 0:
-                yield "state", f"s{i}", 6 * MIB + 2 * i
+                yield "state", f"s{i}", states * (3 * MIB + i)
             yield "update", "u", 3 * MIB + i
             yield "free", "u", 0
         for i in range(4):
@@ -102,6 +107,13 @@ def write(
             for step, first in enumerate(begins, 1)
         ],
     }
+    line_at = {
+        event["addr"]: event["frames"][-1]["name"] for event in run.events if "addr" in event
+    }
+    for segment in content["segments"]:
+        for block in segment["blocks"]:
+            if category := CATEGORIES.get(line_at.get(block.get("address"), "")):
+                block |= {"category": category, "category_rule": "module"}
     content["pytracer"] |= {"metadata": sizes, "context": "all"}
     path.write_bytes(pickle.dumps(content))
     return run

@@ -89,7 +89,8 @@ class Program:
         """Return the requests that depend on values.
 
         Two steps of one recording have equal sizes, unless a request depends on values. Then all
-        requests of the same stack count as such, and those that no polynomial fits.
+        requests of the same stack count as such, unless they are equal in all recordings, and those
+        that no polynomial fits.
         """
         key = self.base.key
         is_varying = np.zeros(len(key), bool)
@@ -102,6 +103,8 @@ class Program:
                 is_varying |= np.isin(key, file.key[one[times != 1]])
                 if file is self.base:
                     np.maximum.at(ratio, key[one], np.maximum(times, 1 / times))
+        if len(files) > 1:  # the gradient of a weight has the stack of that of an input
+            is_varying &= (sizes != sizes[0]).any(axis=0)
         rows = np.flatnonzero(is_varying)
         terms = growth_terms(points.shape[1])
         values = np.column_stack([term.at(points) for term in terms])

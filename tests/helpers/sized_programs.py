@@ -55,13 +55,18 @@ def fed(batch: int, length: int) -> Requests:
 
 
 def routed(batch: int, length: int, steps: int = 3) -> Requests:
-    """Train experts, which get as many tokens as the values of each step decide."""
+    """Train experts, which get as many tokens as the values of each step decide.
+
+    A gradient of the weights has the stack of those of the tokens, and always one size.
+    """
     rows = batch * length
     yield "parameter", "p", 3 * MIB
     for step in range(steps):
         for i in range(4):
             tokens = rows // 4 + (rows // 32) * ((i + step + batch) % 3 - 1)
             yield "expert", f"e{i}", 4096 * tokens
+        yield "expert", "w", 16 * MIB
+        yield "free", "w", 0
         for i in range(4):
             yield "free", f"e{i}", 0
         yield "step", "", 0

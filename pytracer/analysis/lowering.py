@@ -13,7 +13,7 @@ _LEAST_PART = 0.05
 _KEPT_BY_CHECKPOINTS = ("checkpoint.", "CheckpointFunctionBackward", "_NoopSaveInputsBackward")
 """The names of what torch.utils.checkpoint keeps for a region."""
 
-_OF_BATCH = ("activation", "temporary", "input", "output")
+OF_BATCH = ("activation", "temporary", "input", "output")
 """The categories whose memory grows with the batch."""
 
 _PARTS = {2: "half", 3: "a third", 4: "a quarter"} | {n: f"1/{n}" for n in (6, 8, 12, 16, 24, 32)}
@@ -42,7 +42,7 @@ def lowering(
     """
     sizes = {usage.category: usage.size_bytes for usage in categories}
     least = max(_LEAST_PART * sum(sizes.values()), 1)
-    saved, of_batch = _of_checkpoints(categories), sum(sizes.get(one, 0) for one in _OF_BATCH)
+    saved, of_batch = _of_checkpoints(categories), sum(sizes.get(one, 0) for one in OF_BATCH)
     states = sizes.get("optimizer_state", 0) * 3 // 4
     part = None
     if progress is not None and progress.layers:

@@ -34,7 +34,7 @@ def answer_of(found: Fit) -> Answer:
     """Return the answer in lines."""
     target = found.target
     room = f" in {size(found.device_memory_bytes)}" if found.device_memory_bytes else ""
-    by = " BY ESTIMATE" if found.scale else ""
+    by = " BY ESTIMATE" if found.is_estimate else ""
     verdict = f"{_VERDICTS[found.kind]}{by}: {sizes_text(target.sizes)}{room}"
     kind = {DOES_NOT_FIT: "oom", FITS: "none"}.get(found.kind, "unknown")
     where = f"{found.device}, {number(len(found.files), 'recording')}"
@@ -61,7 +61,7 @@ def _peaks(found: Fit) -> Iterator[Line]:
             for name in ("allocated_bytes", "reserved_bytes")
         ]
         yield Line("bounds", f"{bounds[0]} allocated, {bounds[1]} reserved")
-    elif found.unchecked and not found.scale:
+    elif found.unchecked and not found.is_estimate:
         yield Line("bounds", "none: however the requests of the note grow, the peaks are the same")
 
 

@@ -13,6 +13,7 @@ from pytracer.errors import ConfigError
 from pytracer.fitting.alignment import Recorded, StackNames, common_steps, recorded
 from pytracer.fitting.answers import answer_of, notes_of
 from pytracer.fitting.lines import grown
+from pytracer.fitting.one_file import doubled, doubled_note, parts_of
 from pytracer.fitting.prediction import LEAST, MOST, NO_LIMITS, Peak, Program, recorded_peak
 from pytracer.fitting.results import (
     DOES_NOT_FIT,
@@ -39,7 +40,14 @@ from pytracer.fitting.sizes import (
 from pytracer.reading.reader import load
 from pytracer.recommendation.search import Search
 from pytracer.simulator.rules import AllocatorRules
-from pytracer.simulator.simulate import Limits, Simulated, own_rules, rules_under, version_note
+from pytracer.simulator.simulate import (
+    Limits,
+    Simulated,
+    own_rules,
+    rules_under,
+    simulate_recording,
+    version_note,
+)
 from pytracer.variables import merge_settings
 
 MOST_UNCERTAIN = 0.5
@@ -204,16 +212,29 @@ def fit(
         sizes = sizes_of(read, [given for _, given in named], [*targets[0]])
         on_progress("Matching and simulating the requests")
         names = StackNames()
-        files = [recorded(*each, own, names) for each, own in zip(read, sizes, strict=True)]
-        variables = variables_of({file.path: file.sizes for file in files}, targets)
-        files = common_steps(files)
-        program = Program(files, variables)
-        checked = _checked(files, program)
+        files = common_steps([recorded(*each, names) for each in read])
+        parts: dict[str, Recorded] = {}
+        for file, own in zip(files, sizes, strict=True):
+            parts |= parts_of(file, own)
+        notes = [*scale_notes(scale)]
+        if variable := _only_change(parts, targets):
+            parts["twice"] = doubled(parts[files[0].path], variable)
+            notes.append(doubled_note(variable))
+        variables = variables_of({name: part.sizes for name, part in parts.items()}, targets)
+        program = Program([*parts.values()], variables)
+        if len(files) == 1:
+            checked = [_repeated(files[0], parts, program)]
+        else:
+            checked = _checked([*parts.values()], program)
         if scale:
             program = program.scaled(factors_of(program.base, scale))
         found = _fit(program, checked, targets, settings, device_memory_bytes)
-        notes = [*scale_notes(scale), *found.notes]
-        fits[who] = replace(found, notes=notes, scale=scale, is_exact=found.is_exact and not scale)
+        fits[who] = replace(
+            found,
+            notes=[*notes, *found.notes],
+            is_estimate=bool(notes),
+            is_exact=found.is_exact and not notes,
+        )
     peaks = {who: each.target.peak for who, each in fits.items()}
     worst = max(peaks, key=lambda who: (fits[who].target.fits is False, peaks[who].reserved_bytes))
     found = replace(fits[worst], process=worst, processes=peaks)
@@ -237,7 +258,7 @@ def _fit(
     predictions = [each.predicted(sizes) for each in allocators for sizes in targets]
     target = predictions[len(targets) - 1]
     least, most = _bounds(program, own.rules, target, checked)
-    unlike = unlike_sizes([file.sizes for file in checked], program.variables, target.sizes)
+    unlike = unlike_sizes(program.recorded_sizes, program.variables, target.sizes)
     devices = {each.name: each.smallest_device(target.sizes) for each in allocators}
     limited = allocators if device.limits is not None else []
     variables = program.variables
@@ -260,7 +281,7 @@ def _fit(
         lines=lines,
         predictions=predictions,
         files=[*checked],
-        scale={},
+        is_estimate=False,
         unchecked=len(program.unchecked),
         unseen=len(program.unseen),
         varying=len(program.varying),
@@ -269,6 +290,22 @@ def _fit(
         processes={},
         answer=Answer("unknown", "", "", []),
     )
+
+
+def _only_change(parts: Mapping[str, Recorded], targets: Sequence[Sizes]) -> str | None:
+    """Return the only variable in which targets differ from the only recording; else None."""
+    file = next(iter(parts.values()))
+    changed = [
+        name for name in targets[0] if any(each[name] != file.sizes[name] for each in targets)
+    ]
+    return changed[0] if len(parts) == len(changed) == 1 and file.complete else None
+
+
+def _repeated(file: Recorded, parts: Mapping[str, Recorded], program: Program) -> CheckedFile:
+    """Compare a recording that serves alone with the simulation of its own requests."""
+    sizes = next(iter(parts.values())).sizes
+    done = simulate_recording(file.recording, own_rules(file.recording), NO_LIMITS, with_curve=True)
+    return CheckedFile(file.path, sizes, recorded_peak(file), program.peaks(done)["all"], None, 0)
 
 
 def _checked(files: Sequence[Recorded], program: Program) -> list[CheckedFile]:

@@ -1,10 +1,11 @@
 """Which memory grows with what: the categories and the lines at the peak of a prediction."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from pytracer.analysis.block_categories import block_categories
+from pytracer.analysis.block_categories import BlockCategories, block_categories
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.held_memory import sum_by_group
 from pytracer.analysis.requests import block_order
@@ -23,14 +24,14 @@ def grown(
     base = program.base
     done = program.simulate(target, rules)
     assert done.allocated_bytes is not None
-    held = program.held_at(int(np.argmax(done.allocated_bytes)))
+    held = base.held_at(int(np.argmax(done.allocated_bytes)))
     sizes = program.size_bytes(target)[held]
     more = {
         name: program.size_bytes({**target, name: target[name] + 1})[held] - sizes
         for name in program.variables
     }
 
-    names, index = categories_of(base)
+    names, index = kinds_of(base).categories()
     sites = call_sites(base.snapshot.stacks)
     distinct, site = np.unique(sites[base.stack[held]], return_inverse=True)
     by_category = [
@@ -44,13 +45,13 @@ def grown(
     return by_category, by_site
 
 
-def categories_of(base: Recorded) -> tuple[tuple[str, ...], Column]:
-    """Return categories, such as "activation", and for each allocation an index in them."""
+def kinds_of(base: Recorded) -> BlockCategories:
+    """Return what each allocation was for."""
     recording = base.recording
     found = block_categories(base.snapshot, recording.device, recording.history)
-    names, index = found.categories()
     block = recording.requests.block[base.rows]
-    return names, index[block_order(recording.history.blocks)[block]]
+    rows = block_order(recording.history.blocks)[block]
+    return replace(found, kind=found.kind[rows], owner=found.owner[rows])
 
 
 def _sums(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytracer.analysis.requests import ALLOCATE, FREE, LEAVE, Recording
+from pytracer.analysis.requests import ALLOCATE, FREE, Recording
 from pytracer.fitting.alignment import Recorded, matches, matches_of_steps
 from pytracer.fitting.growth import MISSING, Growth, growth_terms
 from pytracer.fitting.sizes import Sizes, points_of
@@ -55,7 +55,8 @@ class Program:
 
     Attributes:
         base: The largest recording, whose order of requests is that of all predictions.
-        variables: The names of the sizes in which the recordings differ.
+        variables, recorded_sizes: The names of the sizes in which the recordings differ, and the
+            sizes of each.
         unmatched: By path, how many allocations the base does not have.
         unchecked, unseen, varying: The allocations of the base whose growth no recording confirms,
             of them those that some recordings lack, and those that depend on values: int64.
@@ -68,7 +69,7 @@ class Program:
             PytracerError: They are of different programs.
         """
         points = points_of([file.sizes for file in files], variables)
-        self.variables = list(variables)
+        self.variables, self.recorded_sizes = list(variables), [file.sizes for file in files]
         largest = int(np.argmax(np.prod(points, axis=1)))
         self.base = files[largest]
         sizes = np.full((len(files), len(self.base.rows)), MISSING)
@@ -183,14 +184,6 @@ class Program:
             name: Peak(*(0 if curve is None else int(curve[begin:end].max()) for curve in curves))
             for name, (begin, end) in parts.items()
         }
-
-    def held_at(self, request: int) -> Column:
-        """Return the allocations that the program holds after a request: int64."""
-        requests = self.base.recording.requests
-        kind, block = requests.kind[: request + 1], requests.block[: request + 1]
-        given = block[(kind == LEAVE) | (kind == FREE)]
-        found: Column = np.flatnonzero(~np.isin(block[kind == ALLOCATE], given))
-        return found
 
 
 def recorded_peak(file: Recorded) -> Peak:

@@ -19,7 +19,7 @@ class CheckedFile:
 
     Attributes:
         path: The file.
-        sizes: The sizes of the program's data in it.
+        sizes: The sizes of the program's data in it; of several steps, those of the first.
         recorded: The peak in the recording.
         predicted: The peak that the simulation of the matched requests has at these sizes.
         foretold: The peak that the other recordings alone predict, of the largest recording that
@@ -122,7 +122,7 @@ class Fit:
         categories, lines: How memory grows, the largest first.
         predictions: All sizes that were asked for, under all settings.
         files: The recordings.
-        scale: The factors of categories: with any, all of this is an estimate.
+        is_estimate: Whether only the first notes tell how the program grows, or is changed.
         unchecked, unseen, varying: How many allocations grow in a way that no recording confirms,
             of them are not in all recordings, and depend on values.
         notes: What makes the prediction inexact, in sentences.
@@ -147,7 +147,7 @@ class Fit:
     lines: list[Grown]
     predictions: list[Prediction]
     files: list[CheckedFile]
-    scale: dict[str, float]
+    is_estimate: bool
     unchecked: int
     unseen: int
     varying: int

@@ -8,7 +8,7 @@ import numpy as np
 from pytracer.analysis.answer_words import CATEGORY_WORDS
 from pytracer.errors import ConfigError
 from pytracer.fitting.alignment import Recorded
-from pytracer.fitting.lines import categories_of
+from pytracer.fitting.lines import kinds_of
 from pytracer.reading.snapshot import Column
 
 Scale = Mapping[str, float]
@@ -39,7 +39,7 @@ def factors_of(base: Recorded, scale: Scale) -> Column:
     Raises:
         ConfigError: The recording has no such category, or a factor is negative.
     """
-    names, index = categories_of(base)
+    names, index = kinds_of(base).categories()
     held = {names[i] for i in np.unique(index).tolist()}
     for category, factor in scale.items():
         if not 0 <= factor <= 1000:

@@ -25,22 +25,28 @@ MOST_VALUES = 1000
 LEAST_MULTIPLE = 8
 """From this multiple on, kernels are known to round sizes."""
 
-_SIZE = r"[A-Za-z_][\w.-]*=\d{1,12}"
+GivenSizes = dict[str, int | list[int]]
+"""The sizes of a recording. A list has the sizes of its complete steps, in order."""
+
+_SIZE = r"[A-Za-z_][\w.-]*=\d{1,12}(?:/\d{1,12})*"
 _NAMED = re.compile(rf"(?P<path>.+)@(?P<sizes>{_SIZE}(?:,{_SIZE})*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12})(?:\.\.(\d{1,12}))?)?")
 _EXAMPLE = "give sizes such as batch=16,length=4096"
 
 
-def parsed_file(text: str) -> tuple[Path, Sizes | None]:
-    """Return the path of "snapshot.pickle@batch=2" and its sizes; None: the text has none."""
+def parsed_file(text: str) -> tuple[Path, GivenSizes | None]:
+    """Return the path of "a.pickle@batch=2,length=64/128" and its sizes; None: it has none."""
     found = _NAMED.fullmatch(text)
     if found is None or Path(text).exists():
         return Path(text), None
     pairs = (part.split("=") for part in found["sizes"].split(","))
-    return Path(found["path"]), {name: int(value) for name, value in pairs}
+    parsed = {name: [int(value) for value in values.split("/")] for name, values in pairs}
+    return Path(found["path"]), {
+        name: values if len(values) > 1 else values[0] for name, values in parsed.items()
+    }
 
 
-def processes_of(texts: Sequence[str]) -> dict[str, list[tuple[Path, Sizes | None]]]:
+def processes_of(texts: Sequence[str]) -> dict[str, list[tuple[Path, GivenSizes | None]]]:
     """Return the recordings of each process, such as "rank3", with their sizes as `parsed_file`.
 
     Args:
@@ -122,9 +128,9 @@ def targets_of(values: Mapping[str, int | Sequence[int]]) -> list[Sizes]:
 
 def sizes_of(
     recorded: Sequence[tuple[Snapshot, Recording]],
-    given: Sequence[Sizes | None],
+    given: Sequence[GivenSizes | None],
     names: Sequence[str],
-) -> list[Sizes]:
+) -> list[GivenSizes]:
     """Return the sizes of each recording: those given with its name, or else of its metadata.
 
     Raises:
@@ -135,7 +141,7 @@ def sizes_of(
         known = {
             name: value
             for name, value in snapshot.metadata.given.items()
-            if isinstance(name, str) and type(value) is int and value > 0
+            if isinstance(name, str) and _are_sizes(value if isinstance(value, list) else [value])
         }
         found.append(known if sizes is None else sizes)
         for name in names:
@@ -146,6 +152,10 @@ def sizes_of(
                     f'PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}}){proposal}'
                 )
     return found
+
+
+def _are_sizes(values: list[object]) -> bool:
+    return bool(values) and all(type(value) is int and value > 0 for value in values)
 
 
 def _proposal(recorded: Sequence[tuple[Snapshot, Recording]], name: str) -> str:

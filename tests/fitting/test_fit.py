@@ -175,7 +175,53 @@ def test_one_recording_predicts_its_own_sizes(tmp_path: Path) -> None:
     assert found.target.peak == true_peak(tmp_path, **RECORDED[0])
     assert "confirmed" not in str(found)
     with pytest.raises(PytracerError, match="give a recording with another batch"):
-        pytracer.fit(path, at={"batch": 4, "length": 64})
+        pytracer.fit(path, at={"batch": 4, "length": 128})
+
+
+def test_an_estimate_from_one_batch(tmp_path: Path) -> None:
+    (path,) = recordings(tmp_path, sizes=RECORDED[:1])
+    at = {"batch": 6, "length": 64}
+    found = pytracer.fit(path, at=at)
+    assert str(found).startswith("FITS BY ESTIMATE: batch=6, length=64 in 16 GiB")
+    assert found.notes[0].startswith("An estimate from one recording: activations, temporary")
+    assert not found.is_exact
+    # THEN what the program keeps is as it was, AND the rest grows with the batch
+    held = {row.category: row for row in found.categories}
+    assert held["parameter"].more_bytes == held["optimizer_state"].more_bytes == {"batch": 0}
+    grown = held["unknown"].size_bytes / held["unknown"].more_bytes["batch"]
+    assert grown == pytest.approx(6)
+    assert found.target.peak.allocated_bytes >= true_peak(tmp_path, **at).allocated_bytes
+    assert found.files[0].recorded == found.files[0].predicted
+    # AND without a complete step, nothing is estimated
+    write(path, training, batch=2, length=64, steps=0)
+    with pytest.raises(PytracerError, match="give a recording with another batch"):
+        pytracer.fit(path, at=at)
+
+
+def test_one_recording_whose_lengths_vary(tmp_path: Path) -> None:
+    # GIVEN the length of each step in the metadata
+    path, at = tmp_path / "1.pickle", {"batch": 4, "length": 320}
+    write(path, training, batch=4, length=[64, 128, 64, 192, 96])
+    found = pytracer.fit(path, at=at)
+    truth = true_peak(tmp_path, **at)
+    assert found.target.peak == found.least == found.most == truth
+    assert found.is_exact
+    # AND the recording has its own peak
+    assert found.files[0].predicted == found.files[0].recorded
+    # AND the lengths may be those of a name
+    named = f"{path}@batch=4,length=64/128/64/192/96"
+    assert pytracer.fit(named, at=at).target.peak == truth
+    with pytest.raises(PytracerError, match="has 4 complete steps, and 2 sizes of length: give"):
+        pytracer.fit(f"{path}@batch=4,length=64/128", at=at)
+
+
+def test_the_steps_before_an_out_of_memory_error(tmp_path: Path) -> None:
+    # GIVEN a step with a larger length, for which there is no memory
+    path, at = tmp_path / "1.pickle", {"batch": 4, "length": 256}
+    run = write(path, training, 140 << 20, batch=4, length=[64, 128, 640])
+    assert run.ran_out
+    found = pytracer.fit(path, at=at)
+    assert found.target.peak == true_peak(tmp_path, **at)
 
 
 def test_more_steps_in_one_recording(tmp_path: Path) -> None:
@@ -276,7 +322,7 @@ def test_an_optimizer_with_smaller_states(tmp_path: Path) -> None:
     shards = "parameter=1/8,optimizer_state=1/8"
     done = invoke("fit", *paths, "--at", "batch=7,length=128", "--scale", shards, "--json")
     report = json.loads(done.stdout)
-    assert report["scale"] == {"parameter": 0.125, "optimizer_state": 0.125}
+    assert report["is_estimate"]
     held = {row["category"]: row["size_bytes"] for row in report["categories"]}
     sizes = [held[category] / (3 << 20) for category in ("optimizer_state", "parameter")]
     assert sizes == pytest.approx([1, 0.5], rel=1e-5)

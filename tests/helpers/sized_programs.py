@@ -19,17 +19,22 @@ Requests = Iterator[tuple[str, str, int]]
 
 
 def training(
-    batch: int, length: int, steps: int = 3, buffer_from: int = 2**40, states: int = 2
+    batch: int,
+    length: int | list[int],  # of each step
+    steps: int = 3,
+    buffer_from: int = 2**40,
+    states: int = 2,
 ) -> Requests:
     """Train: attention needs the square of the length, and many rows a buffer more."""
-    rows = batch * length
     for i in range(4):
         yield "parameter", f"p{i}", 3 * MIB + i
-    for step in range(steps):
+    lengths = length if isinstance(length, list) else [length] * steps
+    for step, columns in enumerate(lengths):
+        rows = batch * columns
         for i in range(4):
             yield "mixed", f"m{i}", 64 * rows * 4
-            yield "attention", f"a{i}", 4 * batch * length**2 * 4
-        yield "logits", "l", 1000 * batch * (length - 1) * 4
+            yield "attention", f"a{i}", 4 * batch * columns**2 * 4
+        yield "logits", "l", 1000 * batch * (columns - 1) * 4
         if rows >= buffer_from:
             yield "buffer", "b", 4096 * rows
             yield "free", "b", 0
@@ -38,9 +43,9 @@ def training(
             yield "gradient", f"g{i}", 3 * MIB + i
             yield "free", f"a{i}", 0
             yield "free", f"m{i}", 0
+        for i in range(4 if step == 0 else 0):
+            yield "state", f"s{i}", states * (3 * MIB + i)
         for i in range(4):
-            if step == 0:
-                yield "state", f"s{i}", states * (3 * MIB + i)
             yield "update", "u", 3 * MIB + i
             yield "free", "u", 0
         for i in range(4):
@@ -77,7 +82,7 @@ def write(
     program: Callable[..., Requests],
     device_bytes: int | None = DEVICE_BYTES,
     settings: str = "",
-    **sizes: int,
+    **sizes: int | list[int],
 ) -> Recorded:
     """Write the snapshot of a program that has run at some sizes, which are in the metadata."""
     rows: list[tuple[int, int, int, int, int]] = []

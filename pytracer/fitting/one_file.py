@@ -1,0 +1,98 @@
+"""A file that shows alone how a program grows: by its steps, or by categories as an estimate."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pytracer.analysis.lowering import OF_BATCH
+from pytracer.errors import PytracerError
+from pytracer.fitting.alignment import Recorded, matches_of_steps
+from pytracer.fitting.growth import MISSING
+from pytracer.fitting.lines import kinds_of
+from pytracer.fitting.sizes import GivenSizes, Sizes
+from pytracer.reading.snapshot import Column
+
+_OF_MODEL = "within_optimizer"
+"""The rule of temporary memory that grows with the model, and not with its data."""
+
+
+def parts_of(file: Recorded, sizes: GivenSizes) -> dict[str, Recorded]:
+    """Return a recording with its sizes by name; or one for each size that its steps have.
+
+    The recording for a step has the requests of the whole program, with the sizes of the step.
+
+    Raises:
+        PytracerError: A complete step has no size.
+    """
+    whole = {name: value for name, value in sizes.items() if isinstance(value, int)}
+    of_steps = {name: value for name, value in sizes.items() if not isinstance(value, int)}
+    if not of_steps:
+        return {file.path: replace(file, sizes=whole)}
+    for name, values in of_steps.items():
+        if len(values) < file.complete:  # the last step may not be complete
+            raise PytracerError(
+                f"{file.path} has {file.complete} complete steps, and {len(values)} sizes of "
+                f"{name}: give one for each complete step, in order"
+            )
+    rows = list(zip(*(values[: file.complete] for values in of_steps.values()), strict=True))
+    steps = {row: number for number, row in enumerate(rows)}  # the last one of each size
+    largest = max(steps, key=lambda row: float(np.prod(row)))
+    return {
+        f"{file.path}, step {number + 1}": _of_step(
+            file, number, {**whole, **dict(zip(of_steps, row, strict=True))}, row == largest
+        )
+        for row, number in steps.items()
+    }
+
+
+def _of_step(file: Recorded, step: int, sizes: Sizes, is_base: bool) -> Recorded:
+    """Return the whole program with the sizes of one step.
+
+    It lacks the requests that the step does not have, except those that the program keeps, such as
+    parameters. The base of the predictions has all.
+    """
+    size_bytes = np.where(_are_kept(file) | is_base, file.size_bytes, MISSING)
+    for other in range(len(file.steps) - 1):
+        own, same = matches_of_steps(file, step, file, other)
+        size_bytes[same] = file.size_bytes[own]
+    chosen = size_bytes != MISSING
+    changed = replace(_with_sizes(file, np.maximum(size_bytes, 1)), sizes=sizes)
+    steps = np.concatenate(([0], np.cumsum(chosen)))[file.steps].tolist()
+    return replace(changed, rows=file.rows[chosen], key=file.key[chosen], steps=steps)
+
+
+def doubled(file: Recorded, name: str) -> Recorded:
+    """Return an estimate of the recording at twice the size of a variable, such as its batch.
+
+    What the batch needs by its category is doubled, and so is what is unknown, unless the program
+    keeps it after the last step.
+    """
+    kinds = kinds_of(file)
+    grows = kinds.are(lambda name, rule: name in (*OF_BATCH, "unknown") and rule != _OF_MODEL)
+    size_bytes = file.size_bytes * np.where(grows & ~_are_kept(file), 2, 1)
+    sizes = {**file.sizes, name: 2 * file.sizes[name]}
+    return replace(_with_sizes(file, size_bytes), sizes=sizes)
+
+
+def doubled_note(name: str) -> str:
+    """Return what an estimate from one recording means."""
+    return (
+        f"An estimate from one recording: activations, temporary memory, inputs, outputs and what "
+        f"is unknown are taken to grow with {name}, and nothing else. A second recording with "
+        f"another {name} shows how each request grows."
+    )
+
+
+def _are_kept(file: Recorded) -> Column:
+    """Return which allocations the program holds at the end of its last complete step: bool."""
+    found = np.zeros(len(file.rows), bool)
+    found[file.held_at(file.ends[file.complete] - 1)] = True
+    return found
+
+
+def _with_sizes(file: Recorded, size_bytes: Column) -> Recorded:
+    requests = file.recording.requests
+    changed = requests.size_bytes.copy()
+    changed[file.rows] = size_bytes
+    recording = replace(file.recording, requests=replace(requests, size_bytes=changed))
+    return replace(file, recording=recording)

@@ -12,6 +12,9 @@ from pytracer.fitting.lines import kinds_of
 from pytracer.fitting.sizes import GivenSizes, Sizes
 from pytracer.reading.snapshot import Column
 
+_MOST_SIZES = 16
+"""How many sizes of steps are used: more take more time, and do not show more."""
+
 _OF_MODEL = "within_optimizer"
 """The rule of temporary memory that grows with the model, and not with its data."""
 
@@ -35,30 +38,34 @@ def parts_of(file: Recorded, sizes: GivenSizes) -> dict[str, Recorded]:
                 f"{name}: give one for each complete step, in order"
             )
     rows = list(zip(*(values[: file.complete] for values in of_steps.values()), strict=True))
-    steps = {row: number for number, row in enumerate(rows)}  # the last one of each size
-    largest = max(steps, key=lambda row: float(np.prod(row)))
+    steps: dict[tuple[int, ...], list[int]] = {}
+    for number, row in enumerate(rows):
+        steps.setdefault(row, []).append(number)
+    ordered = sorted(steps, key=lambda row: float(np.prod(row)))
+    chosen = np.linspace(0, len(ordered) - 1, min(len(ordered), _MOST_SIZES)).round().astype(int)
     return {
-        f"{file.path}, step {number + 1}": _of_step(
-            file, number, {**whole, **dict(zip(of_steps, row, strict=True))}, row == largest
+        f"{file.path}, step {steps[row][-1] + 1}": _of_steps(
+            file, steps[row], {**whole, **dict(zip(of_steps, row, strict=True))}, row == ordered[-1]
         )
-        for row, number in steps.items()
+        for row in (ordered[i] for i in chosen.tolist())
     }
 
 
-def _of_step(file: Recorded, step: int, sizes: Sizes, is_base: bool) -> Recorded:
-    """Return the whole program with the sizes of one step.
+def _of_steps(file: Recorded, steps: list[int], sizes: Sizes, is_base: bool) -> Recorded:
+    """Return the whole program with the sizes that some steps of it have.
 
-    It lacks the requests that the step does not have, except those that the program keeps, such as
-    parameters. The base of the predictions has all.
+    It lacks the requests that these steps do not have, except those that the program keeps, such as
+    parameters. The base of the predictions has all. In these steps, requests are as they were: what
+    depends on values differs between them.
     """
-    size_bytes = np.where(_are_kept(file) | is_base, file.size_bytes, MISSING)
+    are_kept = _are_kept(file)
+    size_bytes = np.where(are_kept | is_base, file.size_bytes, MISSING)
+    rest, row = _with_rows(file, ~are_kept), np.flatnonzero(~are_kept)
     for other in range(len(file.steps) - 1):
-        own, same = matches_of_steps(file, step, file, other)
-        size_bytes[same] = file.size_bytes[own]
-    chosen = size_bytes != MISSING
+        own, same = matches_of_steps(rest, other if other in steps else steps[-1], rest, other)
+        size_bytes[row[same]] = rest.size_bytes[own]
     changed = replace(_with_sizes(file, np.maximum(size_bytes, 1)), sizes=sizes)
-    steps = np.concatenate(([0], np.cumsum(chosen)))[file.steps].tolist()
-    return replace(changed, rows=file.rows[chosen], key=file.key[chosen], steps=steps)
+    return _with_rows(changed, size_bytes != MISSING)
 
 
 def doubled(file: Recorded, name: str) -> Recorded:
@@ -84,10 +91,20 @@ def doubled_note(name: str) -> str:
 
 
 def _are_kept(file: Recorded) -> Column:
-    """Return which allocations the program holds at the end of its last complete step: bool."""
+    """Return which allocations the program keeps from its first step on, such as states: bool.
+
+    None, if there is no step that shows what the program keeps longer than to the next one.
+    """
     found = np.zeros(len(file.rows), bool)
-    found[file.held_at(file.ends[file.complete] - 1)] = True
+    if file.complete > 1:
+        found[file.held_at(file.ends[file.complete] - 1)] = True
+        found[file.steps[1] :] = False
     return found
+
+
+def _with_rows(file: Recorded, chosen: Column) -> Recorded:
+    steps = np.concatenate(([0], np.cumsum(chosen)))[file.steps].tolist()
+    return replace(file, rows=file.rows[chosen], key=file.key[chosen], steps=steps)
 
 
 def _with_sizes(file: Recorded, size_bytes: Column) -> Recorded:

@@ -2,6 +2,8 @@
 
 python fit_programs.py DEVICE PROGRAM batch=2,length=64 [SNAPSHOT]
 
+"length=64/128/96/160" are the lengths of four steps, which only language models can have.
+
 Without SNAPSHOT, nothing is recorded. The program prints torch's peaks as JSON: allocated and
 reserved bytes of the first step and of the last, and the error if memory ran out.
 """
@@ -113,7 +115,7 @@ def shard(model: Gpt, device: str, ranks: int) -> None:
 def language_model(
     device: str,
     batch: int,
-    length: int,
+    length: int | list[int],
     *,
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
     adapted: bool = False,
@@ -141,9 +143,10 @@ def language_model(
     optimizer = kind(trained, **options)
     scaler = torch.amp.GradScaler(device, enabled=scaled)
 
-    def step(_: int) -> None:
+    def step(number: int) -> None:
+        columns = length[number] if isinstance(length, list) else length
         for _ in range(parts):
-            tokens = torch.zeros(batch, length, dtype=torch.long).to(device)
+            tokens = torch.zeros(batch, columns, dtype=torch.long).to(device)
             casts = torch.autocast(device, dtype=dtype) if dtype else contextlib.nullcontext()
             with sdpa_kernel(backend):
                 with casts:
@@ -262,7 +265,7 @@ def peaks(device: Any) -> list[int]:
 
 
 def run(
-    name: str, program: str, sizes: dict[str, int], tracer: pytracer.Tracer | None
+    name: str, program: str, sizes: dict[str, Any], tracer: pytracer.Tracer | None
 ) -> dict[str, Any]:
     """Run a program, and return its peaks in the first step and in the last."""
     device = getattr(torch, name)
@@ -283,7 +286,9 @@ def run(
 
 def main() -> None:
     name, program, text, *path = sys.argv[1:]
-    sizes = {key: int(value) for key, value in (part.split("=") for part in text.split(","))}
+    pairs = [part.split("=") for part in text.split(",")]
+    lists = {key: [int(value) for value in values.split("/")] for key, values in pairs}
+    sizes = {key: values if len(values) > 1 else values[0] for key, values in lists.items()}
     if name == "npu":
         import torch_npu  # noqa: F401
     if path:

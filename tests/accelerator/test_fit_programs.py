@@ -77,6 +77,18 @@ def test_predictions_are_the_peaks_of_the_program(
         assert not any(file.unmatched for file in found.files)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt", "flash", "llama", "lora", "checkpointing"])
+def test_one_recording_whose_lengths_vary(backend: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "one.pickle"
+    run(tmp_path, backend, name, "batch=4,length=64/128/96/160", path)
+    for length in (192, 256):
+        found = pytracer.fit(path, at={"batch": 4, "length": length})
+        truth = run(tmp_path, backend, name, f"batch=4,length={length}")
+        assert peaks(found) == truth
+        assert found.is_exact
+
+
 @pytest.mark.slow
 def test_the_largest_batch_runs_and_the_next_does_not(
     backend: str, recorded: tuple[str, list[Path]], tmp_path: Path

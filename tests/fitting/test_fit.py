@@ -215,6 +215,15 @@ def test_one_recording_whose_lengths_vary(tmp_path: Path) -> None:
         pytracer.fit(f"{path}@batch=4,length=64/128", at=at)
 
 
+def test_steps_whose_requests_depend_on_values(tmp_path: Path) -> None:
+    # GIVEN steps of equal lengths, whose experts get other numbers of tokens
+    write(tmp_path / "1.pickle", routed, batch=4, length=[64, 128, 128, 64, 64])
+    found = pytracer.fit(tmp_path / "1.pickle", at={"batch": 4, "length": 256})
+    assert found.varying == 20
+    truth = true_peak(tmp_path, routed, batch=4, length=256)
+    assert found.least.allocated_bytes <= truth.allocated_bytes <= found.most.allocated_bytes
+
+
 def test_the_steps_before_an_out_of_memory_error(tmp_path: Path) -> None:
     # GIVEN a step with a larger length, for which there is no memory
     path, at = tmp_path / "1.pickle", {"batch": 4, "length": 256}

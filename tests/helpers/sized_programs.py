@@ -28,8 +28,7 @@ def training(
     """Train: attention needs the square of the length, and many rows a buffer more."""
     for i in range(4):
         yield "parameter", f"p{i}", 3 * MIB + i
-    lengths = length if isinstance(length, list) else [length] * steps
-    for step, columns in enumerate(lengths):
+    for step, columns in enumerate(length if isinstance(length, list) else [length] * steps):
         rows = batch * columns
         for i in range(4):
             yield "mixed", f"m{i}", 64 * rows * 4
@@ -59,14 +58,14 @@ def fed(batch: int, length: int) -> Requests:
     yield from training(batch, length)
 
 
-def routed(batch: int, length: int, steps: int = 3) -> Requests:
+def routed(batch: int, length: int | list[int], steps: int = 3) -> Requests:
     """Train experts, which get as many tokens as the values of each step decide.
 
     A gradient of the weights has the stack of those of the tokens, and always one size.
     """
-    rows = batch * length
     yield "parameter", "p", 3 * MIB
-    for step in range(steps):
+    for step, columns in enumerate(length if isinstance(length, list) else [length] * steps):
+        rows = batch * columns
         for i in range(4):
             tokens = rows // 4 + (rows // 32) * ((i + step + batch) % 3 - 1)
             yield "expert", f"e{i}", 4096 * tokens

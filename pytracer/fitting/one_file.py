@@ -1,5 +1,6 @@
 """A file that shows alone how a program grows: by its steps, or by categories as an estimate."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,35 @@ _OF_MODEL = "within_optimizer"
 """The rule of temporary memory that grows with the model, and not with its data."""
 
 
-def parts_of(file: Recorded, sizes: GivenSizes) -> dict[str, Recorded]:
+def shown_by(
+    files: Sequence[Recorded], sizes: Sequence[GivenSizes], targets: Sequence[Sizes]
+) -> tuple[dict[str, Recorded], list[str]]:
+    """Return by name the recordings that show how the program grows, with their sizes.
+
+    Returns:
+        The recordings, and a sentence if one of them is an estimate.
+
+    Raises:
+        PytracerError: A complete step has no size.
+    """
+    found: dict[str, Recorded] = {}
+    for file, given in zip(files, sizes, strict=True):
+        found |= _parts_of(file, given)
+    (name, only), *others = found.items()
+    changed = [
+        each for each in targets[0] if any(target[each] != only.sizes[each] for target in targets)
+    ]
+    if others or len(changed) != 1 or not only.complete:
+        return found, []
+    note = (
+        "An estimate from one recording: activations, temporary memory, inputs, outputs and what "
+        f"is unknown are taken to grow with {changed[0]}, and nothing else. A second recording "
+        f"with another {changed[0]} shows how each request grows."
+    )
+    return {name: only, f"{name}, twice": _doubled(only, changed[0])}, [note]
+
+
+def _parts_of(file: Recorded, sizes: GivenSizes) -> dict[str, Recorded]:
     """Return a recording with its sizes by name; or one for each size that its steps have.
 
     The recording for a step has the requests of the whole program, with the sizes of the step.
@@ -68,7 +97,7 @@ def _of_steps(file: Recorded, steps: list[int], sizes: Sizes, is_base: bool) -> 
     return _with_rows(changed, size_bytes != MISSING)
 
 
-def doubled(file: Recorded, name: str) -> Recorded:
+def _doubled(file: Recorded, name: str) -> Recorded:
     """Return an estimate of the recording at twice the size of a variable, such as its batch.
 
     What the batch needs by its category is doubled, and so is what is unknown, unless the program
@@ -79,15 +108,6 @@ def doubled(file: Recorded, name: str) -> Recorded:
     size_bytes = file.size_bytes * np.where(grows & ~_are_kept(file), 2, 1)
     sizes = {**file.sizes, name: 2 * file.sizes[name]}
     return replace(_with_sizes(file, size_bytes), sizes=sizes)
-
-
-def doubled_note(name: str) -> str:
-    """Return what an estimate from one recording means."""
-    return (
-        f"An estimate from one recording: activations, temporary memory, inputs, outputs and what "
-        f"is unknown are taken to grow with {name}, and nothing else. A second recording with "
-        f"another {name} shows how each request grows."
-    )
 
 
 def _are_kept(file: Recorded) -> Column:

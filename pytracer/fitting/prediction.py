@@ -166,24 +166,25 @@ class Program:
         change = (requests.kind == ALLOCATE).astype(np.int8) - (requests.kind == FREE)
         return int((self.size_bytes(sizes)[requests.block] * change).cumsum().max(initial=0))
 
-    def peaks(self, done: Simulated) -> dict[str, Peak]:
-        """Return the peaks of a simulation without limits.
 
-        Returns:
-            "all" of it, and "first" and "steady" of the first step, with all that comes before it,
-            and of the last complete step, if there are several.
-        """
-        ends, complete = self.base.ends, self.base.complete
-        parts = {"all": (0, ends[-1])}
-        if complete >= 1:
-            parts["first"] = (0, ends[1])
-        if complete >= 2:
-            parts["steady"] = (ends[complete - 1] - 1, ends[complete])  # from what is held before
-        curves = (done.allocated_bytes, done.reserved_bytes)
-        return {
-            name: Peak(*(0 if curve is None else int(curve[begin:end].max()) for curve in curves))
-            for name, (begin, end) in parts.items()
-        }
+def peaks(file: Recorded, done: Simulated) -> dict[str, Peak]:
+    """Return the peaks of a simulation of a recording's requests without limits.
+
+    Returns:
+        "all" of it, and "first" and "steady" of the first step, with all that comes before it, and
+        of the last complete step, if there are several.
+    """
+    ends, complete = file.ends, file.complete
+    parts = {"all": (0, ends[-1])}
+    if complete >= 1:
+        parts["first"] = (0, ends[1])
+    if complete >= 2:
+        parts["steady"] = (ends[complete - 1] - 1, ends[complete])  # from what is held before
+    curves = (done.allocated_bytes, done.reserved_bytes)
+    return {
+        name: Peak(*(0 if curve is None else int(curve[begin:end].max()) for curve in curves))
+        for name, (begin, end) in parts.items()
+    }
 
 
 def recorded_peak(file: Recorded) -> Peak:

@@ -215,6 +215,16 @@ def test_one_recording_whose_lengths_vary(tmp_path: Path) -> None:
         pytracer.fit(f"{path}@batch=4,length=64/128", at=at)
 
 
+def test_two_recordings_whose_lengths_vary(tmp_path: Path) -> None:
+    paths = [tmp_path / "2.pickle", tmp_path / "4.pickle"]
+    for batch, path in zip((2, 4), paths, strict=True):
+        write(path, training, batch=batch, length=[64, 128, 192, 64])
+    found = pytracer.fit(*paths, at=TARGETS[-1])
+    assert found.is_exact
+    assert found.target.peak == true_peak(tmp_path, **TARGETS[-1])
+    assert all(file.recorded == file.predicted for file in found.files)
+
+
 def test_steps_whose_requests_depend_on_values(tmp_path: Path) -> None:
     # GIVEN steps of equal lengths, whose experts get other numbers of tokens
     write(tmp_path / "1.pickle", routed, batch=4, length=[64, 128, 128, 64, 64])

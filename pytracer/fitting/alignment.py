@@ -112,6 +112,14 @@ class Recorded:
         found: Column = np.flatnonzero(~np.isin(block[kind == ALLOCATE], given))
         return found
 
+    def with_sizes(self, size_bytes: Column) -> "Recorded":
+        """Return the recording with other requested bytes of its allocations: int64."""
+        requests = self.recording.requests
+        changed = requests.size_bytes.copy()
+        changed[self.rows] = size_bytes
+        recording = replace(self.recording, requests=replace(requests, size_bytes=changed))
+        return replace(self, recording=recording)
+
     def first_steps(self, count: int) -> "Recorded":
         """Return the recording up to the end of its first steps."""
         allocations, end = self.steps[count], self.ends[count]

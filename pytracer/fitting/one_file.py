@@ -93,7 +93,7 @@ def _of_steps(file: Recorded, steps: list[int], sizes: Sizes, is_base: bool) -> 
     for other in range(len(file.steps) - 1):
         own, same = matches_of_steps(rest, other if other in steps else steps[-1], rest, other)
         size_bytes[row[same]] = rest.size_bytes[own]
-    changed = replace(_with_sizes(file, np.maximum(size_bytes, 1)), sizes=sizes)
+    changed = replace(file.with_sizes(np.maximum(size_bytes, 1)), sizes=sizes)
     return _with_rows(changed, size_bytes != MISSING)
 
 
@@ -107,7 +107,7 @@ def _doubled(file: Recorded, name: str) -> Recorded:
     grows = kinds.are(lambda name, rule: name in (*OF_BATCH, "unknown") and rule != _OF_MODEL)
     size_bytes = file.size_bytes * np.where(grows & ~_are_kept(file), 2, 1)
     sizes = {**file.sizes, name: 2 * file.sizes[name]}
-    return replace(_with_sizes(file, size_bytes), sizes=sizes)
+    return replace(file.with_sizes(size_bytes), sizes=sizes)
 
 
 def _are_kept(file: Recorded) -> Column:
@@ -125,11 +125,3 @@ def _are_kept(file: Recorded) -> Column:
 def _with_rows(file: Recorded, chosen: Column) -> Recorded:
     steps = np.concatenate(([0], np.cumsum(chosen)))[file.steps].tolist()
     return replace(file, rows=file.rows[chosen], key=file.key[chosen], steps=steps)
-
-
-def _with_sizes(file: Recorded, size_bytes: Column) -> Recorded:
-    requests = file.recording.requests
-    changed = requests.size_bytes.copy()
-    changed[file.rows] = size_bytes
-    recording = replace(file.recording, requests=replace(requests, size_bytes=changed))
-    return replace(file, recording=recording)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -149,10 +149,7 @@ class Program:
 
     def at(self, sizes: Sizes, which: int = USUAL) -> Recording:
         """Return the base with the requests at other sizes; the arguments are as before."""
-        requests = self.base.recording.requests
-        changed = requests.size_bytes.copy()
-        changed[self.base.rows] = self.size_bytes(sizes, which)
-        return replace(self.base.recording, requests=replace(requests, size_bytes=changed))
+        return self.base.with_sizes(self.size_bytes(sizes, which)).recording
 
     def simulate(
         self, sizes: Sizes, rules: AllocatorRules, limits: Limits = NO_LIMITS, which: int = USUAL

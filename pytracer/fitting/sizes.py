@@ -141,7 +141,8 @@ def sizes_of(
         known = {
             name: value
             for name, value in snapshot.metadata.given.items()
-            if isinstance(name, str) and _are_sizes(value if isinstance(value, list) else [value])
+            if isinstance(name, str)
+            and _are_sizes(value if isinstance(value, list) and name in names else [value])
         }
         found.append(known if sizes is None else sizes)
         for name in names:

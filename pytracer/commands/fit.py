@@ -1,6 +1,7 @@
 """The command `pytracer fit`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,20 +17,14 @@ from pytracer.fitting.sizes import parsed_target
 from pytracer.text import printable
 
 
-def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Sequence[int]]:
-    try:
-        return parsed_target(text)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
+def _parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
+    def parsed(_: click.Context, __: click.Parameter, text: Any) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from None
 
-
-def _parsed_scale(
-    _: click.Context, __: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, float]:
-    try:
-        return parsed_scale(texts)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
+    return parsed
 
 
 @click.command("fit")
@@ -38,7 +33,7 @@ def _parsed_scale(
     "--at",
     metavar="NAME=SIZE,...",
     required=True,
-    callback=_parsed,
+    callback=_parsed_by(parsed_target),
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
     "32, batch=8..32..8 every eighth; the last is the target.",
 )
@@ -55,7 +50,7 @@ def _parsed_scale(
     "--scale",
     metavar="CATEGORY=FACTOR,...",
     multiple=True,
-    callback=_parsed_scale,
+    callback=_parsed_by(parsed_scale),
     help="Estimate a changed program: optimizer_state=0.25 for 8-bit states of Adam, and "
     "parameter=1/8,gradient=1/8,optimizer_state=1/8 for shards of 8 ranks. The categories are "
     "those of `pytracer show --by category`.",

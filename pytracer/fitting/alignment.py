@@ -171,13 +171,14 @@ def recorded(snapshot: Snapshot, recording: Recording, names: StackNames) -> Rec
 def common_steps(files: list[Recorded]) -> list[Recorded]:
     """Return the recordings with the steps that all have.
 
-    What follows the last step is left out, unless all have equally many steps.
+    What follows the last step is left out, unless all have equally many steps and none ran out of
+    memory there.
 
     Raises:
         PytracerError: Some recordings have steps, and one has no complete step.
     """
     least = min(files, key=lambda file: file.complete)
-    if all(file.complete == least.complete for file in files):
+    if len({(file.complete, len(file.steps)) for file in files}) == 1:
         return files
     if least.complete == 0:
         raise PytracerError(

@@ -122,7 +122,8 @@ class Fit:
         categories, lines: How memory grows, the largest first.
         predictions: All sizes that were asked for, under all settings.
         files: The recordings.
-        is_estimate: Whether only the first notes tell how the program grows, or is changed.
+        is_estimate: Whether the growth or a change of the program is an estimate, which the first
+            notes explain.
         unchecked, unseen, varying: How many allocations grow in a way that no recording confirms,
             of them are not in all recordings, and depend on values.
         notes: What makes the prediction inexact, in sentences.

@@ -42,8 +42,9 @@ def run(folder: Path, backend: str, *arguments: object, **more: str) -> dict[str
 def recordings(folder: Path, backend: str, name: str) -> list[Path]:
     found = []
     for batch, length in RECORDED:
-        found.append(folder / f"{batch}-{length}.pickle")
-        run(folder, backend, name, f"batch={batch},length={length}", found[-1])
+        path = folder / f"{batch}-{length}.pickle"
+        run(folder, backend, name, f"batch={batch},length={length}", path)
+        found += folder.glob(f"{path.stem}.*")  # a name with the rank, where there are ranks
     return found
 
 

@@ -246,6 +246,11 @@ def test_the_steps_before_an_out_of_memory_error(tmp_path: Path) -> None:
     assert run.ran_out
     found = pytracer.fit(path, at=at)
     assert found.target.peak == true_peak(tmp_path, **at)
+    # AND next to another recording, which goes on
+    (other,) = recordings(tmp_path, sizes=[{"batch": 4, "length": 192}])
+    both = pytracer.fit(path, other, at=at)
+    assert both.target.peak == found.target.peak
+    assert both.is_exact
 
 
 def test_more_steps_in_one_recording(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def write(
     for number, event in enumerate(run.events):
         if event["action"] in ("alloc", "free_requested", "oom"):
             first_events.append(number)
-        name = next(allocated) if event["action"] == "alloc" else "free"
+        name = next(allocated) if event["action"] in ("alloc", "oom") else "free"
         frame = {"filename": f"/{path.stem}/train/model.py", "name": name, "line": len(name)}
         event["frames"] = [frame]
         if name == "input":  # a DataLoader makes it

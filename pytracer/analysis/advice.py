@@ -109,6 +109,7 @@ class Memory:
         progress: What was not finished; None if that is unknown.
         avoidable: The changes that avoid some of it.
         recomputed_bytes: What the recomputation of a checkpoint kept.
+        fitting_input: A sentence: the largest input that fits; None if that is unknown.
     """
 
     oom: OutOfMemory
@@ -118,6 +119,7 @@ class Memory:
     progress: Unfinished | None
     avoidable: Sequence[str]
     recomputed_bytes: int
+    fitting_input: str | None
 
     @property
     def is_nearly_all(self) -> bool:
@@ -200,6 +202,8 @@ def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestio
     """Return how a program holds less that needs more than there is."""
     categories, sample = memory.categories, memory.oom.sample
     found = [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
+    if LARGER_INPUT in kinds and memory.fitting_input:
+        found.append(Suggestion("", memory.fitting_input))
     if kinds <= _HELD | {UNKNOWN}:
         found += (Suggestion("", why) for why in memory.avoidable)
     total, missing, asked = 0, 0, memory.oom.requested_bytes

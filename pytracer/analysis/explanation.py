@@ -30,7 +30,7 @@ from pytracer.analysis.holders import (
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, answer
-from pytracer.analysis.lowering import recomputed_bytes
+from pytracer.analysis.lowering import fitting_input, recomputed_bytes
 from pytracer.analysis.oom_verdict_kinds import LEAK, Surroundings, Verdict
 from pytracer.analysis.oom_verdicts import verdicts
 from pytracer.analysis.ooms import (
@@ -229,6 +229,7 @@ def explain_device(
                 around.progress,
                 avoidable(held),
                 recomputed_bytes(held),
+                fitting_input(data, oom, around.earlier),
             ),
             trials,
             to_mend,

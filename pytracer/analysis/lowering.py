@@ -1,9 +1,13 @@
 """How much less memory a program would need with the usual remedies, by estimate."""
 
+import math
 from collections.abc import Sequence
 
 from pytracer.analysis.categories import CategoryUsage
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.held_memory import HeldMemory
+from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.unfinished import Unfinished, layers_of
 from pytracer.text import size
 
@@ -13,7 +17,7 @@ _LEAST_PART = 0.05
 _KEPT_BY_CHECKPOINTS = ("checkpoint.", "CheckpointFunctionBackward", "_NoopSaveInputsBackward")
 """The names of what torch.utils.checkpoint keeps for a region."""
 
-_OF_BATCH = ("activation", "temporary", "input", "output")
+OF_BATCH = ("activation", "temporary", "input", "output")
 """The categories whose memory grows with the batch."""
 
 _PARTS = {2: "half", 3: "a third", 4: "a quarter"} | {n: f"1/{n}" for n in (6, 8, 12, 16, 24, 32)}
@@ -42,7 +46,7 @@ def lowering(
     """
     sizes = {usage.category: usage.size_bytes for usage in categories}
     least = max(_LEAST_PART * sum(sizes.values()), 1)
-    saved, of_batch = _of_checkpoints(categories), sum(sizes.get(one, 0) for one in _OF_BATCH)
+    saved, of_batch = _of_checkpoints(categories), sum(sizes.get(one, 0) for one in OF_BATCH)
     states = sizes.get("optimizer_state", 0) * 3 // 4
     part = None
     if progress is not None and progress.layers:
@@ -74,6 +78,38 @@ def lowering(
     }
     named = [name for name, is_much in usual.items() if is_much] or ["a smaller batch"]
     return [f"The program must hold less: {', '.join(named)}."]
+
+
+def fitting_input(
+    data: DeviceData, oom: OutOfMemory, earlier: EarlierRequests | None
+) -> str | None:
+    """Return the largest input that fits, by the requests of its line; None: unknown.
+
+    What the steps before needed, more than is kept from step to step, is taken to grow with the
+    square of the input, as attention does: other memory grows less.
+
+    Args:
+        data: The device.
+        oom: The out-of-memory.
+        earlier: What the line has requested before.
+    """
+    if earlier is None or earlier.ratio == 1 or not earlier.are_smaller(oom.requested_bytes):
+        return None
+    begins = [first for _, first in data.boundaries if first <= oom.event]
+    if not data.has_marked_steps or not data.history.is_replayed or len(begins) < 2:
+        return None
+    allocated = data.history.usage.allocated_bytes
+    kept_bytes = int(allocated[begins[-1]])
+    needed_bytes = int(allocated[begins[0] : begins[-1]].max()) - kept_bytes
+    room_bytes = _ROOM * oom.most_reserved_bytes - kept_bytes
+    if not 0 < needed_bytes < room_bytes:
+        return None
+    power = math.log(oom.requested_bytes / earlier.most_bytes, earlier.ratio) / 2
+    more = (room_bytes / needed_bytes) ** min(max(power, 0.5), 1)
+    fitting_bytes = int(earlier.most_bytes * more)
+    if fitting_bytes >= oom.requested_bytes:
+        return None
+    return f"By estimate, an input fits for which this line requests at most {size(fitting_bytes)}."
 
 
 def recomputed_bytes(held: HeldMemory) -> int:

@@ -1,6 +1,7 @@
 """The command `pytracer fit`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 from rich.console import Console
@@ -11,15 +12,19 @@ from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.shared_options import parse_size, settings_option, simulated_device_option
 from pytracer.errors import ConfigError
 from pytracer.fitting import fit
+from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target
 from pytracer.text import printable
 
 
-def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Sequence[int]]:
-    try:
-        return parsed_target(text)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
+def _parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
+    def parsed(_: click.Context, __: click.Parameter, text: Any) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return parsed
 
 
 @click.command("fit")
@@ -28,7 +33,7 @@ def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Seque
     "--at",
     metavar="NAME=SIZE,...",
     required=True,
-    callback=_parsed,
+    callback=_parsed_by(parsed_target),
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
     "32, batch=8..32..8 every eighth; the last is the target.",
 )
@@ -41,6 +46,15 @@ def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Seque
     "device]",
 )
 @settings_option()
+@click.option(
+    "--scale",
+    metavar="CATEGORY=FACTOR,...",
+    multiple=True,
+    callback=_parsed_by(parsed_scale),
+    help="Estimate a changed program: optimizer_state=0.25 for 8-bit states of Adam, and "
+    "parameter=1/8,gradient=1/8,optimizer_state=1/8 for shards of 8 ranks. The categories are "
+    "those of `pytracer show --by category`.",
+)
 @simulated_device_option
 @json_options
 def command(
@@ -48,6 +62,7 @@ def command(
     at: dict[str, Sequence[int]],
     device_memory_bytes: int | None,
     settings: tuple[str, ...],
+    scale: dict[str, float],
     device: int | None,
     json_output: JsonOutput,
 ) -> None:
@@ -60,7 +75,8 @@ def command(
 
     Predicts the peaks of the program at other sizes of its data from recordings at small sizes: how
     each request grows, and how the allocator would serve all of them. Recordings that do not name
-    their sizes are given as FILE@batch=2. Needs neither torch nor a device.
+    their sizes are given as FILE@batch=2. Directories are of all ranks of a run: the answer is of
+    the rank that needs most. Needs neither torch nor a device.
     """
     console = Console(stderr=True, highlight=False)
     with signals_interrupt(), console.status("Reading the recordings") as status:
@@ -69,6 +85,7 @@ def command(
             at=at,
             device_memory_bytes=device_memory_bytes,
             settings=settings,
+            scale=scale,
             device=device,
             on_progress=lambda text: status.update(printable(text)),
         )

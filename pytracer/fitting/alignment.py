@@ -7,7 +7,7 @@ import numpy as np
 
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.requests import ALLOCATE, FAIL, Recording
+from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording
 from pytracer.errors import PytracerError
 from pytracer.fitting.sizes import Sizes
 from pytracer.reading.snapshot import Column, Frame, Snapshot, Stacks
@@ -104,6 +104,22 @@ class Recorded:
         stacks = self.snapshot.stacks
         return frame_at(stacks, int(call_sites(stacks)[self.stack[allocation]]))
 
+    def held_at(self, request: int) -> Column:
+        """Return the allocations that the program holds after a request: int64."""
+        requests = self.recording.requests
+        kind, block = requests.kind[: request + 1], requests.block[: request + 1]
+        given = block[(kind == LEAVE) | (kind == FREE)]
+        found: Column = np.flatnonzero(~np.isin(block[kind == ALLOCATE], given))
+        return found
+
+    def with_sizes(self, size_bytes: Column) -> "Recorded":
+        """Return the recording with other requested bytes of its allocations: int64."""
+        requests = self.recording.requests
+        changed = requests.size_bytes.copy()
+        changed[self.rows] = size_bytes
+        recording = replace(self.recording, requests=replace(requests, size_bytes=changed))
+        return replace(self, recording=recording)
+
     def first_steps(self, count: int) -> "Recorded":
         """Return the recording up to the end of its first steps."""
         allocations, end = self.steps[count], self.ends[count]
@@ -121,7 +137,7 @@ class Recorded:
         )
 
 
-def recorded(snapshot: Snapshot, recording: Recording, sizes: Sizes, names: StackNames) -> Recorded:
+def recorded(snapshot: Snapshot, recording: Recording, names: StackNames) -> Recorded:
     """Return a recording whose requests can be compared.
 
     Raises:
@@ -134,11 +150,6 @@ def recorded(snapshot: Snapshot, recording: Recording, sizes: Sizes, names: Stac
             "Record from the beginning, with a ring that keeps all events "
             "(PYTRACER_TRACE_ALLOC_MAX_ENTRIES) and without a choice of steps"
         )
-    if np.any(requests.kind == FAIL):
-        raise PytracerError(
-            f"{path} ran out of memory, so it lacks what the program would have requested next: "
-            "record a size that fits"
-        )
     rows = np.flatnonzero(requests.kind == ALLOCATE)
     event = requests.event[rows]
     stack = names.of(snapshot.stacks)[recording.trace.stack[event]]
@@ -146,19 +157,28 @@ def recorded(snapshot: Snapshot, recording: Recording, sizes: Sizes, names: Stac
     begins = [first for _, first in step_boundaries(snapshot, recording.device)][1:]
     steps = [0, *np.searchsorted(event, begins).tolist(), len(rows)]
     ends = [0, *np.searchsorted(requests.event, begins).tolist(), len(requests)]
-    return Recorded(snapshot, recording, sizes, rows, key, steps, ends, len(begins))
+    found = Recorded(snapshot, recording, {}, rows, key, steps, ends, len(begins))
+    if np.any(requests.kind == FAIL):
+        found = found.first_steps(found.complete)
+        if found.complete == 0 or np.any(found.recording.requests.kind == FAIL):
+            raise PytracerError(
+                f"{path} ran out of memory, so it lacks what the program would have requested "
+                "next: record a size that fits"
+            )
+    return found
 
 
 def common_steps(files: list[Recorded]) -> list[Recorded]:
     """Return the recordings with the steps that all have.
 
-    What follows the last step is left out, unless all have equally many steps.
+    What follows the last step is left out, unless all have equally many steps and none ran out of
+    memory there.
 
     Raises:
         PytracerError: Some recordings have steps, and one has no complete step.
     """
     least = min(files, key=lambda file: file.complete)
-    if all(file.complete == least.complete for file in files):
+    if len({(file.complete, len(file.steps)) for file in files}) == 1:
         return files
     if least.complete == 0:
         raise PytracerError(
@@ -173,6 +193,9 @@ def matches(first: Recorded, second: Recorded) -> Column:
     Raises:
         PytracerError: Most have none: two different programs. The message has the first line.
     """
+    if first.snapshot is second.snapshot:  # they were made from one recording
+        place = np.minimum(np.searchsorted(first.rows, second.rows), len(first.rows) - 1)
+        return np.where(first.rows[place] == second.rows, place, -1)
     found = np.full(len(second.rows), -1)
     for step in range(len(second.steps) - 1):
         in_first, in_second = matches_of_steps(first, step, second, step)

@@ -34,7 +34,8 @@ def answer_of(found: Fit) -> Answer:
     """Return the answer in lines."""
     target = found.target
     room = f" in {size(found.device_memory_bytes)}" if found.device_memory_bytes else ""
-    verdict = f"{_VERDICTS[found.kind]}: {sizes_text(target.sizes)}{room}"
+    by = " BY ESTIMATE" if found.is_estimate else ""
+    verdict = f"{_VERDICTS[found.kind]}{by}: {sizes_text(target.sizes)}{room}"
     kind = {DOES_NOT_FIT: "oom", FITS: "none"}.get(found.kind, "unknown")
     where = f"{found.device}, {number(len(found.files), 'recording')}"
     lines = [
@@ -48,6 +49,10 @@ def _peaks(found: Fit) -> Iterator[Line]:
     target, least, most = found.target, found.least, found.most
     peaks = {" in the first step": target.first, " in a later step": target.steady}
     known = {where: peak for where, peak in peaks.items() if peak is not None}
+    others = [peak.reserved_bytes for who, peak in found.processes.items() if who != found.process]
+    if others:
+        text = f"{found.process} needs most of {number(len(others) + 1, 'process', 'processes')}; "
+        yield Line("process", f"{text}others reserve {size_range(min(others), max(others))}")
     for where, peak in (known or {"": target.peak}).items():
         yield Line("peak", f"{_peak(peak)}{where}")
     if least != most:
@@ -56,7 +61,7 @@ def _peaks(found: Fit) -> Iterator[Line]:
             for name in ("allocated_bytes", "reserved_bytes")
         ]
         yield Line("bounds", f"{bounds[0]} allocated, {bounds[1]} reserved")
-    elif found.unchecked:
+    elif found.unchecked and not found.is_estimate:
         yield Line("bounds", "none: however the requests of the note grow, the peaks are the same")
 
 

@@ -49,7 +49,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The requests of one polynomial: their rows, and the coefficients, (terms, rows)."""
+    """The sizes of one polynomial: their rows, and the coefficients, (terms, rows)."""
 
     terms: tuple[Term, ...]
     rows: Column
@@ -80,7 +80,8 @@ class Growth:
             sizes: The bytes of each request in each recording, or `MISSING`: int64 of shape
                 (recordings, requests). Each request is in at least one recording.
         """
-        self._rows = sizes.shape[1]
+        sizes, self._place = _distinct(sizes)
+        self._count = sizes.shape[1]
         self._parts: list[_Part] = []
         self._others: list[_Part] = []
         unfitted = [np.zeros(0, np.int64)]
@@ -90,9 +91,11 @@ class Growth:
             rows = np.flatnonzero(pattern == each)
             found = present[:, rows[0]]
             unfitted.append(self._find(points[found], sizes[found], rows))
-        self.unfitted = np.concatenate(unfitted)
-        rows_of_others = [part.rows for part in self._others]
-        self.unchecked = np.unique(np.concatenate([np.zeros(0, np.int64), *rows_of_others]))
+        others = [np.zeros(0, np.int64), *(part.rows for part in self._others)]
+        self.unfitted, self.unchecked = (
+            np.flatnonzero(np.isin(self._place, np.concatenate(columns)))
+            for columns in (unfitted, others)
+        )
 
     def _find(self, points: Column, sizes: Column, left: Column) -> Column:
         """Find the polynomials of the rows `left`; return the rows that have none."""
@@ -136,13 +139,27 @@ class Growth:
             which: -1 and 1: the least and the most that any of several polynomials gives; 0: that
                 of the lowest one.
         """
-        found = np.zeros(self._rows)
+        found = np.zeros(self._count)
         for part in self._parts:
             found[part.rows] = part.sizes_at(point)
         bound = np.minimum if which < 0 else np.maximum
         for part in self._others if which else ():
             found[part.rows] = bound(found[part.rows], part.sizes_at(point))
-        return found
+        every: Column = found[self._place]
+        return every
+
+
+def _distinct(sizes: Column) -> tuple[Column, Column]:
+    """Return the columns that differ, and which of them each column is.
+
+    Layers and steps repeat: of 70,000 requests, some hundred have to be fitted.
+    """
+    order = np.lexsort(sizes)
+    sizes = sizes[:, order]
+    is_new = np.append(True, (np.diff(sizes) != 0).any(axis=0))[: len(order)]
+    place = np.empty_like(order)
+    place[order] = np.cumsum(is_new) - 1
+    return sizes[:, is_new], place
 
 
 def growth_terms(variables: int) -> list[Term]:

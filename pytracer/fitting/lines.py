@@ -1,13 +1,15 @@
 """Which memory grows with what: the categories and the lines at the peak of a prediction."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from pytracer.analysis.block_categories import block_categories
+from pytracer.analysis.block_categories import BlockCategories, block_categories
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.held_memory import sum_by_group
 from pytracer.analysis.requests import block_order
+from pytracer.fitting.alignment import Recorded
 from pytracer.fitting.prediction import Program
 from pytracer.fitting.results import Grown
 from pytracer.fitting.sizes import Sizes
@@ -19,31 +21,37 @@ def grown(
     program: Program, target: Sizes, rules: AllocatorRules
 ) -> tuple[list[Grown], list[Grown]]:
     """Return the categories and the call sites of the memory at the target's peak."""
-    base, recording = program.base, program.base.recording
+    base = program.base
     done = program.simulate(target, rules)
     assert done.allocated_bytes is not None
-    held = program.held_at(int(np.argmax(done.allocated_bytes)))
+    held = base.held_at(int(np.argmax(done.allocated_bytes)))
     sizes = program.size_bytes(target)[held]
     more = {
         name: program.size_bytes({**target, name: target[name] + 1})[held] - sizes
         for name in program.variables
     }
 
-    categories = block_categories(base.snapshot, recording.device, recording.history)
-    names, index = categories.categories()
-    block = recording.requests.block[base.rows[held]]
-    category = index[block_order(recording.history.blocks)[block]]
+    names, index = kinds_of(base).categories()
     sites = call_sites(base.snapshot.stacks)
     distinct, site = np.unique(sites[base.stack[held]], return_inverse=True)
     by_category = [
         Grown(names[i], None, size_bytes, each)
-        for i, size_bytes, each in _sums(category, len(names), sizes, more)
+        for i, size_bytes, each in _sums(index[held], len(names), sizes, more)
     ]
     by_site = [
         Grown("", frame_at(base.snapshot.stacks, int(distinct[i])), size_bytes, each)
         for i, size_bytes, each in _sums(site, len(distinct), sizes, more)
     ]
     return by_category, by_site
+
+
+def kinds_of(base: Recorded) -> BlockCategories:
+    """Return what each allocation was for."""
+    recording = base.recording
+    found = block_categories(base.snapshot, recording.device, recording.history)
+    block = recording.requests.block[base.rows]
+    rows = block_order(recording.history.blocks)[block]
+    return replace(found, kind=found.kind[rows], owner=found.owner[rows])
 
 
 def _sums(

@@ -1,11 +1,12 @@
 """The requests of a program at other sizes, and how an allocator would serve them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.requests import ALLOCATE, FREE, LEAVE, Recording
+from pytracer.analysis.requests import ALLOCATE, FREE, Recording
 from pytracer.fitting.alignment import Recorded, matches, matches_of_steps
 from pytracer.fitting.growth import MISSING, Growth, growth_terms
 from pytracer.fitting.sizes import Sizes, points_of
@@ -54,7 +55,8 @@ class Program:
 
     Attributes:
         base: The largest recording, whose order of requests is that of all predictions.
-        variables: The names of the sizes in which the recordings differ.
+        variables, recorded_sizes: The names of the sizes in which the recordings differ, and the
+            sizes of each.
         unmatched: By path, how many allocations the base does not have.
         unchecked, unseen, varying: The allocations of the base whose growth no recording confirms,
             of them those that some recordings lack, and those that depend on values: int64.
@@ -67,7 +69,7 @@ class Program:
             PytracerError: They are of different programs.
         """
         points = points_of([file.sizes for file in files], variables)
-        self.variables = list(variables)
+        self.variables, self.recorded_sizes = list(variables), [file.sizes for file in files]
         largest = int(np.argmax(np.prod(points, axis=1)))
         self.base = files[largest]
         sizes = np.full((len(files), len(self.base.rows)), MISSING)
@@ -82,12 +84,14 @@ class Program:
         self.unchecked = np.setdiff1d(self._growth.unchecked, self.varying)
         is_missing = np.any(sizes == MISSING, axis=0)
         self.unseen = self.unchecked[is_missing[self.unchecked]]
+        self._factor = np.ones(len(self.base.rows))
 
     def _find_varying(self, files: Sequence[Recorded], points: Column, sizes: Column) -> _Varying:
         """Return the requests that depend on values.
 
         Two steps of one recording have equal sizes, unless a request depends on values. Then all
-        requests of the same stack count as such, and those that no polynomial fits.
+        requests of the same stack count as such, unless they are equal in all recordings, and those
+        that no polynomial fits.
         """
         key = self.base.key
         is_varying = np.zeros(len(key), bool)
@@ -100,6 +104,8 @@ class Program:
                 is_varying |= np.isin(key, file.key[one[times != 1]])
                 if file is self.base:
                     np.maximum.at(ratio, key[one], np.maximum(times, 1 / times))
+        if len(files) > 1:  # the gradient of a weight has the stack of that of an input
+            is_varying &= (sizes != sizes[0]).any(axis=0)
         rows = np.flatnonzero(is_varying)
         terms = growth_terms(points.shape[1])
         values = np.column_stack([term.at(points) for term in terms])
@@ -115,6 +121,12 @@ class Program:
         ratios[ratios == 1] = ratio.max(initial=1)
         powers = np.array([term.powers for term in terms])[best]
         return _Varying(rows, powers, sizes[base, rows] / values[base, best], ratios)
+
+    def scaled(self, factor: Column) -> "Program":
+        """Return the program with all sizes multiplied by factors, float64 by allocation."""
+        found = copy(self)
+        found._factor = factor
+        return found
 
     @property
     def has_bounds(self) -> bool:
@@ -132,15 +144,12 @@ class Program:
         found = self._growth.sizes_at(point, which)
         values = np.prod(point**varying.powers, axis=1)
         found[varying.rows] = varying.unit_bytes * values * varying.ratio ** float(which)
-        rounded: Column = np.clip(np.rint(found), 1, 2.0**50).astype(np.int64)
+        rounded: Column = np.clip(np.rint(found * self._factor), 1, 2.0**50).astype(np.int64)
         return rounded
 
     def at(self, sizes: Sizes, which: int = USUAL) -> Recording:
         """Return the base with the requests at other sizes; the arguments are as before."""
-        requests = self.base.recording.requests
-        changed = requests.size_bytes.copy()
-        changed[self.base.rows] = self.size_bytes(sizes, which)
-        return replace(self.base.recording, requests=replace(requests, size_bytes=changed))
+        return self.base.with_sizes(self.size_bytes(sizes, which)).recording
 
     def simulate(
         self, sizes: Sizes, rules: AllocatorRules, limits: Limits = NO_LIMITS, which: int = USUAL
@@ -148,32 +157,31 @@ class Program:
         """Simulate the requests at other sizes."""
         return simulate_recording(self.at(sizes, which), rules, limits, with_curve=True)
 
-    def peaks(self, done: Simulated) -> dict[str, Peak]:
-        """Return the peaks of a simulation without limits.
-
-        Returns:
-            "all" of it, and "first" and "steady" of the first step, with all that comes before it,
-            and of the last complete step, if there are several.
-        """
-        ends, complete = self.base.ends, self.base.complete
-        parts = {"all": (0, ends[-1])}
-        if complete >= 1:
-            parts["first"] = (0, ends[1])
-        if complete >= 2:
-            parts["steady"] = (ends[complete - 1] - 1, ends[complete])  # from what is held before
-        curves = (done.allocated_bytes, done.reserved_bytes)
-        return {
-            name: Peak(*(0 if curve is None else int(curve[begin:end].max()) for curve in curves))
-            for name, (begin, end) in parts.items()
-        }
-
-    def held_at(self, request: int) -> Column:
-        """Return the allocations that the program holds after a request: int64."""
+    def held_bytes(self, sizes: Sizes) -> int:
+        """Return the most bytes of blocks, as requested: no allocator can do with less."""
         requests = self.base.recording.requests
-        kind, block = requests.kind[: request + 1], requests.block[: request + 1]
-        given = block[(kind == LEAVE) | (kind == FREE)]
-        found: Column = np.flatnonzero(~np.isin(block[kind == ALLOCATE], given))
-        return found
+        change = (requests.kind == ALLOCATE).astype(np.int8) - (requests.kind == FREE)
+        return int((self.size_bytes(sizes)[requests.block] * change).cumsum().max(initial=0))
+
+
+def peaks(file: Recorded, done: Simulated) -> dict[str, Peak]:
+    """Return the peaks of a simulation of a recording's requests without limits.
+
+    Returns:
+        "all" of it, and "first" and "steady" of the first step, with all that comes before it, and
+        of the last complete step, if there are several.
+    """
+    ends, complete = file.ends, file.complete
+    parts = {"all": (0, ends[-1])}
+    if complete >= 1:
+        parts["first"] = (0, ends[1])
+    if complete >= 2:
+        parts["steady"] = (ends[complete - 1] - 1, ends[complete])  # from what is held before
+    curves = (done.allocated_bytes, done.reserved_bytes)
+    return {
+        name: Peak(*(0 if curve is None else int(curve[begin:end].max()) for curve in curves))
+        for name, (begin, end) in parts.items()
+    }
 
 
 def recorded_peak(file: Recorded) -> Peak:

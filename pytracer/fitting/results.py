@@ -19,7 +19,7 @@ class CheckedFile:
 
     Attributes:
         path: The file.
-        sizes: The sizes of the program's data in it.
+        sizes: The sizes of the program's data in it; of several steps, those of the first.
         recorded: The peak in the recording.
         predicted: The peak that the simulation of the matched requests has at these sizes.
         foretold: The peak that the other recordings alone predict, of the largest recording that
@@ -122,9 +122,13 @@ class Fit:
         categories, lines: How memory grows, the largest first.
         predictions: All sizes that were asked for, under all settings.
         files: The recordings.
+        is_estimate: Whether the growth or a change of the program is an estimate, which the first
+            notes explain.
         unchecked, unseen, varying: How many allocations grow in a way that no recording confirms,
             of them are not in all recordings, and depend on values.
         notes: What makes the prediction inexact, in sentences.
+        process: The process of the recordings, as in "rank3"; "" for files.
+        processes: By process, the peak that is predicted for the target. This one is the worst.
         answer: The answer in lines.
     """
 
@@ -144,10 +148,13 @@ class Fit:
     lines: list[Grown]
     predictions: list[Prediction]
     files: list[CheckedFile]
+    is_estimate: bool
     unchecked: int
     unseen: int
     varying: int
     notes: list[str]
+    process: str
+    processes: dict[str, Peak]
     answer: Answer
 
     def __str__(self) -> str:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pytracer.analysis.block_categories import block_categories
+from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.requests import Recording
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.reading.files import find, parse_place
 from pytracer.reading.snapshot import Column, Snapshot
 from pytracer.text import number
 
@@ -20,19 +25,70 @@ MOST_VALUES = 1000
 LEAST_MULTIPLE = 8
 """From this multiple on, kernels are known to round sizes."""
 
-_SIZE = r"[A-Za-z_][\w.-]*=\d{1,12}"
+GivenSizes = dict[str, int | list[int]]
+"""The sizes of a recording. A list has the sizes of its complete steps, in order."""
+
+_SIZE = r"[A-Za-z_][\w.-]*=\d{1,12}(?:/\d{1,12})*"
 _NAMED = re.compile(rf"(?P<path>.+)@(?P<sizes>{_SIZE}(?:,{_SIZE})*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12})(?:\.\.(\d{1,12}))?)?")
 _EXAMPLE = "give sizes such as batch=16,length=4096"
 
 
-def parsed_file(text: str) -> tuple[Path, Sizes | None]:
-    """Return the path of "snapshot.pickle@batch=2" and its sizes; None: the text has none."""
+def parsed_file(text: str) -> tuple[Path, GivenSizes | None]:
+    """Return the path of "a.pickle@batch=2,length=64/128" and its sizes; None: it has none."""
     found = _NAMED.fullmatch(text)
     if found is None or Path(text).exists():
         return Path(text), None
     pairs = (part.split("=") for part in found["sizes"].split(","))
-    return Path(found["path"]), {name: int(value) for name, value in pairs}
+    parsed = {name: [int(value) for value in values.split("/")] for name, values in pairs}
+    return Path(found["path"]), {
+        name: values if len(values) > 1 else values[0] for name, values in parsed.items()
+    }
+
+
+def processes_of(texts: Sequence[str]) -> dict[str, list[tuple[Path, GivenSizes | None]]]:
+    """Return the recordings of each process, such as "rank3", with their sizes as `parsed_file`.
+
+    Args:
+        texts: Files, which are of one process, "", or directories, of which each has a recording of
+            each process.
+
+    Raises:
+        PytracerError: A directory does not.
+    """
+    named = [parsed_file(text) for text in texts]
+    if not any(path.is_dir() for path, _ in named):
+        return {"": named}
+    found = [_of_processes(path) for path, _ in named]
+    for who in dict.fromkeys(who for each in found for who in each):
+        for (path, _), each in zip(named, found, strict=True):
+            if who not in each:
+                raise PytracerError(
+                    f"{path} has no recording of {who or 'one process'}, and others have: give "
+                    "directories of equally many ranks, or files of one process"
+                )
+    return {
+        who: [(each[who], sizes) for (_, sizes), each in zip(named, found, strict=True)]
+        for who in found[0]
+    }
+
+
+def _of_processes(directory: Path) -> dict[str, Path]:
+    """Return the recording of each process in a directory; files of steps and errors are none."""
+    found: dict[str, Path] = {}
+    for path in find([directory]):
+        place = parse_place(path)
+        if place.kind in ("", "exit") and found.setdefault(place.who, path) != path:
+            raise PytracerError(
+                f"{found[place.who]} and {path} are of one process, {place.who or 'without a rank'}"
+                ": give the files of one run"
+            )
+    if not found:
+        raise PytracerError(
+            f"{directory} has files of steps or errors alone, and none of a whole program: record "
+            "without a choice of steps"
+        )
+    return found
 
 
 def parsed_target(text: str) -> dict[str, Sequence[int]]:
@@ -75,25 +131,67 @@ def targets_of(values: Mapping[str, int | Sequence[int]]) -> list[Sizes]:
     return found
 
 
-def sizes_of(snapshot: Snapshot, given: Sizes | None, names: Sequence[str]) -> Sizes:
-    """Return the sizes of a recording: those given with its name, or else of its metadata.
+def sizes_of(
+    recorded: Sequence[tuple[Snapshot, Recording]],
+    given: Sequence[GivenSizes | None],
+    names: Sequence[str],
+) -> list[GivenSizes]:
+    """Return the sizes of each recording: those given with its name, or else of its metadata.
 
     Raises:
         ConfigError: One of the `names` has no size.
     """
-    known = {
-        name: value
-        for name, value in snapshot.metadata.given.items()
-        if isinstance(name, str) and type(value) is int and value > 0
-    }
-    found = known if given is None else given
-    for name in names:
-        if name not in found:
-            raise ConfigError(
-                f"{snapshot.path} does not say its {name}: give it as {snapshot.path}@{name}=2, or "
-                f'record with PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}})'
-            )
+    found = []
+    for (snapshot, _), sizes in zip(recorded, given, strict=True):
+        known = {
+            name: value
+            for name, value in snapshot.metadata.given.items()
+            if isinstance(name, str)
+            and _are_sizes(value if isinstance(value, list) and name in names else [value])
+        }
+        found.append(known if sizes is None else sizes)
+        for name in names:
+            if name not in found[-1]:
+                path, proposal = snapshot.path, _proposal(recorded, name)
+                raise ConfigError(
+                    f"{path} does not say its {name}: give it as {path}@{name}=2, or record with "
+                    f'PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}}){proposal}'
+                )
     return found
+
+
+def _are_sizes(values: list[object]) -> bool:
+    return bool(values) and all(type(value) is int and value > 0 for value in values)
+
+
+def _proposal(recorded: Sequence[tuple[Snapshot, Recording]], name: str) -> str:
+    """Return what the largest input of each recording shows of its size; "" for nothing.
+
+    Bytes show only proportions, and not of what: the user decides.
+    """
+    inputs, where = [], ""
+    for snapshot, recording in recorded:
+        blocks = recording.history.blocks
+        kinds = block_categories(snapshot, recording.device, recording.history)
+        rows = np.flatnonzero(kinds.are(lambda category, _: category == "input"))
+        if len(rows) == 0:
+            return ""
+        row = rows[np.argmax(blocks.requested_bytes[rows])]
+        inputs.append(int(blocks.requested_bytes[row]))
+        site = call_sites(snapshot.stacks)[blocks.stack[row]]
+        where = where or call_site_text(frame_at(snapshot.stacks, int(site)))
+    if len({*inputs}) == 1:
+        return ""
+    common = gcd(*inputs)
+    files = " ".join(
+        f"{snapshot.path}@{name}={size_bytes // common}"
+        for (snapshot, _), size_bytes in zip(recorded, inputs, strict=True)
+    )
+    bytes_of = " and ".join(f"{size_bytes:,}" for size_bytes in inputs)
+    return (
+        f". Their largest inputs have {bytes_of} bytes ({where}). If they differ in {name} alone, "
+        f"the sizes are {files}, or the same multiple of each"
+    )
 
 
 def variables_of(recorded: Mapping[str, Sizes], targets: Sequence[Sizes]) -> list[str]:

@@ -2,6 +2,8 @@
 
 python fit_programs.py DEVICE PROGRAM batch=2,length=64 [SNAPSHOT]
 
+"length=64/128/96/160" are the lengths of four steps, which only language models can have.
+
 Without SNAPSHOT, nothing is recorded. The program prints torch's peaks as JSON: allocated and
 reserved bytes of the first step and of the last, and the error if memory ran out.
 """
@@ -15,9 +17,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing._internal.distributed import fake_pg
 from torch.utils.checkpoint import checkpoint
 
 import pytracer
@@ -96,14 +101,26 @@ def plain_linear(inner: int, outer: int) -> nn.Module:
     return nn.Linear(inner, outer, bias=False)
 
 
+def shard(model: Gpt, device: str, ranks: int) -> None:
+    """Divide a model by FSDP2 among ranks, of which only this one exists."""
+    if device not in dist.Backend.backend_capability["fake"]:
+        dist.Backend.register_backend(
+            "fake", fake_pg._create_fake_pg, extended_api=True, devices=[device]
+        )
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=fake_pg.FakeStore())
+    for part in (*model.layers, model):
+        fully_shard(part)
+
+
 def language_model(
     device: str,
     batch: int,
-    length: int,
+    length: int | list[int],
     *,
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
     adapted: bool = False,
     recompute: bool = False,
+    ranks: int = 1,
     backend: SDPBackend = SDPBackend.MATH,
     dtype: torch.dtype | None = None,
     scaled: bool = False,
@@ -120,13 +137,16 @@ def language_model(
     if adapted:
         for part in (model.tokens, model.scores):
             part.requires_grad_(False)
+    if ranks > 1:
+        shard(model, device, ranks)
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = kind(trained, **options)
     scaler = torch.amp.GradScaler(device, enabled=scaled)
 
-    def step(_: int) -> None:
+    def step(number: int) -> None:
+        columns = length[number] if isinstance(length, list) else length
         for _ in range(parts):
-            tokens = torch.zeros(batch, length, dtype=torch.long).to(device)
+            tokens = torch.zeros(batch, columns, dtype=torch.long).to(device)
             casts = torch.autocast(device, dtype=dtype) if dtype else contextlib.nullcontext()
             with sdpa_kernel(backend):
                 with casts:
@@ -231,6 +251,7 @@ PROGRAMS: dict[str, Callable[[str, int, int], Step]] = {
     "lora": partial(language_model, adapted=True, dtype=brain),
     "checkpointing": partial(language_model, recompute=True),
     "accumulation": partial(language_model, parts=3),
+    "sharded": partial(language_model, ranks=4, dtype=brain),
     "foreach": partial(language_model, foreach=True, dtype=brain),
     "fused": partial(language_model, fused=True, dtype=brain),
     "convolutions": convolutions,
@@ -244,7 +265,7 @@ def peaks(device: Any) -> list[int]:
 
 
 def run(
-    name: str, program: str, sizes: dict[str, int], tracer: pytracer.Tracer | None
+    name: str, program: str, sizes: dict[str, Any], tracer: pytracer.Tracer | None
 ) -> dict[str, Any]:
     """Run a program, and return its peaks in the first step and in the last."""
     device = getattr(torch, name)
@@ -265,7 +286,9 @@ def run(
 
 def main() -> None:
     name, program, text, *path = sys.argv[1:]
-    sizes = {key: int(value) for key, value in (part.split("=") for part in text.split(","))}
+    pairs = [part.split("=") for part in text.split(",")]
+    lists = {key: [int(value) for value in values.split("/")] for key, values in pairs}
+    sizes = {key: values if len(values) > 1 else values[0] for key, values in lists.items()}
     if name == "npu":
         import torch_npu  # noqa: F401
     if path:

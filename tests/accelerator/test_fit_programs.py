@@ -18,7 +18,7 @@ TARGETS = [(8, 128), (6, 256), (16, 128), (5, 192)]
 SHORT = "llama"
 LONG = (
     *("gpt", "flash", "lora", "checkpointing", "accumulation", "foreach", "fused"),
-    *("convolutions", "generation"),
+    *("convolutions", "generation", "sharded"),
 )
 CAPACITY_MIB = 512
 
@@ -42,8 +42,9 @@ def run(folder: Path, backend: str, *arguments: object, **more: str) -> dict[str
 def recordings(folder: Path, backend: str, name: str) -> list[Path]:
     found = []
     for batch, length in RECORDED:
-        found.append(folder / f"{batch}-{length}.pickle")
-        run(folder, backend, name, f"batch={batch},length={length}", found[-1])
+        path = folder / f"{batch}-{length}.pickle"
+        run(folder, backend, name, f"batch={batch},length={length}", path)
+        found += folder.glob(f"{path.stem}.*")  # a name with the rank, where there are ranks
     return found
 
 
@@ -64,6 +65,12 @@ def peaks(found: Fit) -> dict[str, list[int]]:
     return {"first": pair(found.target.first), "steady": pair(found.target.steady)}
 
 
+def assert_bounds_hold(found: Fit, truth: dict[str, Any]) -> None:
+    for i, name in enumerate(("allocated_bytes", "reserved_bytes")):
+        peak = max(truth["first"][i], truth["steady"][i])
+        assert getattr(found.least, name) <= peak <= getattr(found.most, name), found.target.sizes
+
+
 @pytest.mark.slow
 def test_predictions_are_the_peaks_of_the_program(
     backend: str, recorded: tuple[str, list[Path]], tmp_path: Path
@@ -72,9 +79,26 @@ def test_predictions_are_the_peaks_of_the_program(
     for batch, length in TARGETS[:1] if name == SHORT else TARGETS:
         found = pytracer.fit(*paths, at={"batch": batch, "length": length})
         truth = run(tmp_path, backend, name, f"batch={batch},length={length}")
+        if name == "convolutions" and found.unseen:
+            # torch 2.15 takes buffers from some size on, which a recording does not have.
+            assert found.torch_version == "2.15.0"
+            assert_bounds_hold(found, truth)
+            continue
         assert peaks(found) == truth
         assert found.is_exact
         assert not any(file.unmatched for file in found.files)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt", "flash", "llama", "lora", "checkpointing"])
+def test_one_recording_whose_lengths_vary(backend: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "one.pickle"
+    run(tmp_path, backend, name, "batch=4,length=64/128/96/160", path)
+    for length in (192, 256):
+        found = pytracer.fit(path, at={"batch": 4, "length": length})
+        truth = run(tmp_path, backend, name, f"batch=4,length={length}")
+        assert peaks(found) == truth
+        assert found.is_exact
 
 
 @pytest.mark.slow
@@ -103,6 +127,4 @@ def test_bounds_hold_for_requests_that_depend_on_values(backend: str, tmp_path: 
         assert not found.is_exact
         assert found.varying > 0
         assert "fit_programs.py" in found.notes[0]
-        for i, name in enumerate(("allocated_bytes", "reserved_bytes")):
-            peak = max(truth["first"][i], truth["steady"][i])
-            assert getattr(found.least, name) <= peak <= getattr(found.most, name), (batch, length)
+        assert_bounds_hold(found, truth)

@@ -1,14 +1,20 @@
 """What remedies would save, and how far a forward pass was, from files with known answers."""
 
+from pathlib import Path
+
 import pytest
+from sized_programs import training, write
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.analysis import explain
 from pytracer.analysis.categories import CategoryUsage, Owner, categories_of
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.lowering import lowering, recomputed_bytes
 from pytracer.analysis.ooms import out_of_memories
 from pytracer.analysis.unfinished import Unfinished, unfinished
+from pytracer.reading import load
+from pytracer.text import parsed_size
 
 KIB = 2**10
 MIB = 2**20
@@ -323,3 +329,26 @@ def test_what_checkpoints_keep_is_no_reason_for_more() -> None:
     # GIVEN almost nothing but what checkpoints keep
     (text,) = lowering(checkpointed(3, 0, "checkpoint.argument"), missing_bytes=GIB, is_needed=True)
     assert text == "The program must hold less: a smaller or sharded model, a smaller batch."
+
+
+@pytest.mark.parametrize(("room_mib", "length"), [(140, 1024), (200, 1024), (400, 2048)])
+def test_the_input_that_fits_by_estimate(room_mib: int, length: int, tmp_path: Path) -> None:
+    # GIVEN steps, and one with a longer input for which there is no memory
+    path, before = tmp_path / "1.pickle", [64, 96, 128, 64]
+    assert write(path, training, room_mib << 20, batch=4, length=[*before, length]).ran_out
+    (explanation,) = explain(load(path))
+    texts = [suggestion.why for suggestion in explanation.suggestions]
+    (text,) = [text for text in texts if "an input fits for which this line" in text]
+    fitting_bytes = parsed_size(text.removesuffix(".").rsplit("at most ", 1)[1])
+    # THEN more than before fits, AND so does what is named: attention requests 64 times the square
+    fitting = int((fitting_bytes / 64) ** 0.5)
+    assert fitting > 1.5 * max(before)
+    run = write(path, training, room_mib << 20, batch=4, length=[*before, fitting])
+    assert not run.ran_out
+
+
+def test_no_input_that_fits_is_named_without_earlier_steps(tmp_path: Path) -> None:
+    path = tmp_path / "1.pickle"
+    assert write(path, training, 140 << 20, batch=4, length=[64, 1024]).ran_out
+    (explanation,) = explain(load(path))
+    assert not any("an input fits" in suggestion.why for suggestion in explanation.suggestions)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pytracer.fitting import growth
 from pytracer.fitting.growth import MISSING, Growth
 
 Law = Callable[[int, int], int]
@@ -93,3 +94,21 @@ def test_sizes_without_a_law() -> None:
     # GIVEN recordings of equal sizes with other requests
     found = Growth(np.array([[4.0], [4.0]]), np.array([[100, 7], [100, 8]]))
     assert found.unfitted.tolist() == [1]
+
+
+def test_equal_requests_are_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN the requests of 1,000 equal layers
+    fitted: list[int] = []
+    fit = growth._fitted
+
+    def counted(terms, points, sizes):  # type: ignore[no-untyped-def]
+        fitted.append(sizes.shape[1])
+        return fit(terms, points, sizes)
+
+    monkeypatch.setattr(growth, "_fitted", counted)
+    sizes = np.tile(np.array([[100, 200, 140], [200, 800, 260]]), 1000)
+    found = Growth(np.array([[2.0], [4.0]]), sizes)
+    # THEN three are fitted, AND the answer has all of them
+    assert max(fitted) == 3
+    assert found.sizes_at(np.array([16.0]), 0)[1::3].round().tolist() == [12800] * 1000
+    assert found.unchecked.tolist() == [*range(2, 3000, 3)]

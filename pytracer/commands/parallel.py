@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pytracer.boxes.left_boxes import restore
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find
 from pytracer.reading.reader import estimated_bytes
@@ -33,13 +32,20 @@ def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
     found: list[Path] = []
     errors: list[PytracerError] = []
     for path in paths:
-        for line in restore(path) if path.is_dir() else ():
-            click.echo(f"pytracer: {line}", err=True)
+        if path.is_dir():
+            _restore_killed(path)
         try:
             found += find([path], errors.append)
         except PytracerError as error:
             errors.append(error)
     return list(dict.fromkeys(found)), errors
+
+
+def _restore_killed(folder: Path) -> None:
+    from pytracer.boxes.left_boxes import restore  # a single file needs no process
+
+    for line in restore(folder):
+        click.echo(f"pytracer: {line}", err=True)
 
 
 def in_parallel(

@@ -24,6 +24,7 @@ RECORDING = (
     "torch_recorder",
     "integrations",
     "tracing",
+    "boxes",
     "simulator",
     "owners",
     "settings",

@@ -16,6 +16,7 @@ constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before
 constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
 constexpr int kHashBits = 20;
 constexpr int kMaxPasses = 12;
+constexpr int kMaxNesting = 2;  // from a value to the arguments of a call that has it, and their cell
 constexpr int kPartForTexts = 4;  // of the time, the part in which what was found is put into words
 
 struct Node {
@@ -196,14 +197,16 @@ class Search {
     return name.text() + keeper;
   }
 
-  // Whether no object refers to the target but the arguments of a call, so that code that runs has it.
-  bool is_temporary(size_t target) const {
+  // Whether no object refers to the target but the arguments of calls, so that code that runs has it.
+  bool is_temporary(size_t target, int nesting = 0) const {
     const Node& node = nodes_[target];
-    if (node.is_cut || passes_ <= node.added) return false;
-    return std::all_of(node.holders.begin(), node.holders.end(), [this](size_t each) {
-      const Node& holder = nodes_[each];
-      const bool is_of_call = PyTuple_CheckExact(holder.object) || PyDict_CheckExact(holder.object);
-      return is_of_call && holder.holders.empty() && !holder.is_cut && passes_ > holder.added;
+    if (node.is_cut || passes_ <= node.added || nesting > kMaxNesting) return false;
+    return std::all_of(node.holders.begin(), node.holders.end(), [this, nesting](size_t each) {
+      // An inner function shares the arguments of the outer one by a cell: Module._call_impl has one.
+      PyObject* const holder = nodes_[each].object;
+      const bool is_of_call =
+          PyTuple_CheckExact(holder) || PyDict_CheckExact(holder) || PyCell_Check(holder);
+      return is_of_call && is_temporary(each, nesting + 1);
     });
   }
 

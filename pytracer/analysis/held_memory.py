@@ -16,8 +16,9 @@ from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.holder_names import file_holders, holder_names, is_variable
-from pytracer.analysis.life_rules import Rule
+from pytracer.analysis.life_rules import UNKNOWN, Rule
 from pytracer.analysis.modules import PREFIXES, modules_of
+from pytracer.analysis.releases import releases
 from pytracer.analysis.stack_places import BACKWARD
 from pytracer.reading.snapshot import ALLOC, PENDING_FREE, Column, Stacks
 from pytracer.reading.steps import step_at
@@ -161,6 +162,19 @@ class HeldMemory:
         return file_holders(self.data.snapshot, self._row_at_end)
 
     @cached_property
+    def release(self) -> tuple[list[str], Column]:
+        """Until when the program kept unknown blocks that were freed before the end of the file.
+
+        Texts, and for each active block an index in them, as of `releases`; 0 for other blocks.
+        """
+        is_open = self.is_in({UNKNOWN})
+        found = np.zeros(len(self.rows), np.int64)
+        if self.entry is None or not is_open.any():
+            return [""], found
+        texts, found[is_open] = releases(self.data, self.blocks, self.rows[is_open])
+        return texts, found
+
+    @cached_property
     def unusual_holder(self) -> Column:
         """The same, without variables of functions that keep the graph of the current step.
 
@@ -226,6 +240,9 @@ class HeldMemory:
 
     def _by_holder(self) -> _Coded:
         names, name = holder_names(self.data.snapshot.strings, self.holder)
+        texts, text = self.release
+        name = np.where(text > 0, len(names) + text, name)
+        names = [*names, *texts]
         return len(names), names.__getitem__, name
 
     def _by_module(self) -> _Coded:

@@ -50,6 +50,8 @@ _INPUTS = (
     ("fetch", "_recursive_to"),
     r"[/\\]torch[/\\](?:utils[/\\]data[/\\]_utils[/\\]fetch|distributed[/\\]utils)\.py",
 )
+# The files of code that torch.compile makes.
+_COMPILED = None, r"(?:<eval_with_key>[^/\\]*|[/\\]torchinductor_[^/\\]*[/\\].*)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,8 @@ class StackPlaces:
             own frames; 0: none, or a call inside of another one, or the node is not known. Nodes
             that accumulate gradients do not count.
         is_second: bool: the node is that of a derivative.
+        accumulates: bool: the node adds to the gradient of a parameter.
+        is_compiled: bool: code that `torch.compile` made runs.
     """
 
     place: Column
@@ -89,6 +93,8 @@ class StackPlaces:
     leaves_autocast: Column
     engine_call: Column
     is_second: Column
+    accumulates: Column
+    is_compiled: Column
 
 
 def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
@@ -111,9 +117,9 @@ def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
         _depth(stacks, frames(*rule))
         for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS, _INPUTS, _PIPELINE)
     )
-    zero_grad, buckets, reduces, autocast, random_state = (
+    zero_grad, buckets, reduces, autocast, random_state, compiled = (
         _depth(stacks, frames(*rule))
-        for rule in (_ZERO_GRAD, _BUCKETS, _REDUCES, _AUTOCAST, _RANDOM_STATE)
+        for rule in (_ZERO_GRAD, _BUCKETS, _REDUCES, _AUTOCAST, _RANDOM_STATE, _COMPILED)
     )
     is_backward = has_node | (engine < _FAR)
     place = np.select(
@@ -138,6 +144,8 @@ def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
         leaves_autocast=(autocast < _FAR) & (autocast == python),
         engine_call=_engine_calls(stacks, is_of_engine & (engine < _FAR), frames(*_ENGINE)),
         is_second=_has_node(stacks, "BackwardBackward"),
+        accumulates=_has_node(stacks, "AccumulateGrad"),
+        is_compiled=compiled == 0,
     )
 
 

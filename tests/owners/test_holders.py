@@ -57,9 +57,9 @@ def wanted() -> Any:
 _wanted: list[Any] = []
 
 
-def holder(seconds: float = 10.0) -> str:
+def holder(seconds: float = 10.0, *hidden: str) -> str:
     """Return who holds the tensor that `wanted` has made."""
-    found = _core.holders_of([_wanted.pop()()], [], seconds)
+    found = _core.holders_of([_wanted.pop()()], [*hidden], seconds)
     return found[0]
 
 
@@ -350,7 +350,19 @@ def in_a_reference_cycle_of_many() -> str:
     return holder()
 
 
+class Asks(torch.nn.Module):
+    def forward(self, value: torch.Tensor) -> str:
+        del value
+        return holder(10.0, str(Path(torch.__file__).parent))
+
+
+def in_the_arguments_of_a_module() -> str:
+    text: str = Asks()(wanted())
+    return text
+
+
 PATHS: dict[Callable[[], str], str] = {
+    in_the_arguments_of_a_module: "a temporary value",
     in_a_variable: "kept of in_a_variable()",
     in_a_list: "kept[1] of in_a_list()",
     in_nested_containers: "kept['a'][('k', 1)][1][0] of in_nested_containers()",

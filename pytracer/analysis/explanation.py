@@ -74,8 +74,8 @@ class Explanation:
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
         keepers: The Python objects that kept most at that moment, the largest first, at most `TOP`;
             [] if they are unknown.
-        releases: Until when the program kept unknown memory that was freed before the end of the
-            file, as in "until main() returned", and the bytes, the most first, at most `TOP`.
+        releases: What kept unknown memory that no object keeps, as in "until main() returned", and
+            the bytes, the most first, at most `TOP`.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.

@@ -137,7 +137,7 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int) -> list[Gro
     path, held = data.snapshot.path, held_memory(data, moment.entry)
     if by in ("category", "owner") and not has_categories(data.snapshot):
         raise PytracerError(f"{path} has no owners of blocks, so no {by}")
-    if by == "holder" and not has_holders(data.snapshot) and len(held.release[0]) == 1:
+    if by == "holder" and not has_holders(data.snapshot) and len(held.keeper[0]) == 1:
         raise PytracerError(
             f"{path} has no holders of blocks: it does not say which Python objects keep memory"
         )

@@ -64,8 +64,7 @@ def shows_lives(snapshot: Snapshot) -> bool:
 
 def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     """Return the number of the rule that holds for each block of a device; `shows_lives` has to."""
-    depth = snapshot.metadata.stack_depth or 0
-    trace, places = snapshot.traces[device], stack_places(snapshot.stacks, depth)
+    trace, places = snapshot.traces[device], stack_places(snapshot)
     freed = np.clip(lives.free_requested_event, -1, len(trace))
     is_freed = (freed >= 0) & (freed < len(trace))
     is_in_trace = lives.alloc_event >= 0

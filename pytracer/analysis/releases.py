@@ -1,4 +1,4 @@
-"""Who let go of memory that was freed: it tells who kept blocks that no object keeps any more.
+"""Who kept blocks that no Python object keeps: functions until they returned, and pools.
 
 A function's variables are freed when it returns, with the stack of its caller. Without this, a
 file that is written when main() has returned could not tell what kept the memory of the peak.
@@ -63,9 +63,28 @@ def releases(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[st
             if is_call_over and inner is not None:
                 text = f"{UNTIL}{stacks.strings[stacks.name[inner]]}() returned"
             else:
-                text = _released(stacks, number, is_of_program)
+                text = UNTIL + _at(stacks, number, is_of_program, " released it")
             found[place] = texts.setdefault(text, len(texts))
     return [*texts], found
+
+
+def pool_fillers(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[str], Column]:
+    """Return which private pools, as of CUDA graphs, have blocks, and who filled them first.
+
+    The arguments and what is returned are as of `releases`.
+    """
+    texts, found = [""], np.zeros(len(rows), np.int64)
+    trace, snapshot = data.trace, data.snapshot
+    is_of_program = is_programs(snapshot.stacks)
+    pool = blocks.pool[rows]
+    for number in np.unique(pool[(pool > 0) & (blocks.alloc_event[rows] >= 0)]).tolist():
+        first = np.flatnonzero((trace.action == ALLOC) & (trace.pool == number))[:1]
+        if len(first) and (stack := int(trace.stack[first[0]])):
+            high, low = snapshot.pools[number].tolist()
+            where = _at(snapshot.stacks, stack, is_of_program)
+            found[pool == number] = len(texts)
+            texts.append(f"the pool ({high}, {low}), which {where} filled first")
+    return texts, found
 
 
 def _called_at(stacks: Stacks, number: int) -> Column:
@@ -96,9 +115,9 @@ def _called(stacks: Stacks, stack: int, place: int, is_of_program: Column) -> in
     return next((int(each) for each in inner[::-1] if is_of_program[each]), None)
 
 
-def _released(stacks: Stacks, stack: int, is_of_program: Column) -> str:
+def _at(stacks: Stacks, stack: int, is_of_program: Column, verb: str = "") -> str:
+    """Return the program's innermost frame, as in "main() (train.py:3)"."""
     frames = stacks.frame[stacks.offsets[stack] : stacks.offsets[stack + 1]]
     frame = next((int(each) for each in frames if is_of_program[each]), int(frames[0]))
     file = PurePosixPath(stacks.strings[stacks.filename[frame]].replace("\\", "/")).name
-    function = stacks.strings[stacks.name[frame]]
-    return f"{UNTIL}{function}() released it ({file}:{stacks.line[frame]})"
+    return f"{stacks.strings[stacks.name[frame]]}(){verb} ({file}:{stacks.line[frame]})"

@@ -6,11 +6,12 @@ the recorder has seen.
 
 import re
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from pytracer.analysis.call_sites import first_frames, frames_matching, is_python, texts_matching
-from pytracer.reading.snapshot import Column, Stacks
+from pytracer.reading.snapshot import Column, Snapshot, Stacks
 
 OUTSIDE, MODULE, OPTIMIZER, BACKWARD = range(4)
 """What the thread runs: nothing of the following, a call of a module, a step of an optimizer, or
@@ -97,13 +98,21 @@ class StackPlaces:
     is_compiled: Column
 
 
-def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
-    """Find out where each distinct stack is.
+_known: "WeakKeyDictionary[Stacks, StackPlaces]" = WeakKeyDictionary()
+"""What was found out for each file: several analyses of it ask."""
 
-    Args:
-        stacks: The stacks.
-        stack_depth: How many frames of a stack were recorded at most; 0: unknown.
-    """
+
+def stack_places(snapshot: Snapshot) -> StackPlaces:
+    """Return where each distinct stack of a snapshot is."""
+    found = _known.get(snapshot.stacks)
+    if found is None:
+        found = _places(snapshot.stacks, snapshot.metadata.stack_depth or 0)
+        _known[snapshot.stacks] = found
+    return found
+
+
+def _places(stacks: Stacks, stack_depth: int) -> StackPlaces:
+    """Find out where each stack is; `stack_depth`: how many frames it has at most, 0: unknown."""
 
     def frames(names: tuple[str, ...] | None, file: str) -> Column:
         found = frames_matching(re.compile(f".*{file}", re.DOTALL).fullmatch, stacks, "filename")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytracer
 from pytracer import _core
-from pytracer.owners.bounded import with_bounds
+from pytracer.owners.container_bounds import with_bounds
 from pytracer.owners.tensors import memory_of
 
 MAX_TENSORS = 10_000

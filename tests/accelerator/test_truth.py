@@ -109,7 +109,7 @@ def compared(path: Path, truth: dict[str, dict[str, list[int]]], *, is_oom: bool
     unknown = nameless = 0
     wrong = []
     left: Counter[str] = Counter()
-    texts, text = held.release
+    texts, text = held.keeper
     for place, row in enumerate(held.rows.tolist()):
         said, size = names[categories.kind[row]], int(lives.size_bytes[row])
         holder = texts[text[place]] or snapshot.strings[int(held.holder[place])]
@@ -177,7 +177,8 @@ def test_the_names_are_true(name: str, tmp_path: Path) -> None:
     assert [text for each in found for text in each.wrong] == []
     # AND no more is unknown than the page says
     places = {each.place for each in found}
-    assert "exit" in places and len(places) > 1
+    assert "exit" in places
+    assert len(places) > 1
     unknown, nameless = table()[name]
     assert max(each.nameless for each in found) <= nameless + 0.005
     assert max(each.unknown for each in found) <= unknown + 0.03

@@ -28,10 +28,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
+from pytracer.owners import holders
+
 DEVICE = "cuda"
 WORDS = 8192
 torch.backends.cudnn.enabled = False  # the simulated one has neither convolutions nor LSTMs
 gc.unfreeze()  # what the tests have frozen before the fork, which would not be found as a holder
+
+holders.MAX_SECONDS = 60  # a busy machine looks at fewer objects in the time that users have
 
 Addresses = dict[str, dict[str, list[int]]]
 sizes: list[tuple[int, int]] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextvars
 import functools
 import gc
 import queue
@@ -361,7 +362,29 @@ def in_the_arguments_of_a_module() -> str:
     return text
 
 
+STATE: contextvars.ContextVar[Any] = contextvars.ContextVar("state")
+
+
+def in_a_context_variable() -> str:
+    token = STATE.set({"k": wanted()})
+    text = holder()
+    STATE.reset(token)
+    return text
+
+
+def in_one_of_many_context_variables() -> str:
+    def run() -> str:
+        for number in range(60):
+            contextvars.ContextVar(f"other{number}").set([number])
+        STATE.set(wanted())
+        return holder()
+
+    return contextvars.Context().run(run)
+
+
 PATHS: dict[Callable[[], str], str] = {
+    in_a_context_variable: "state['k'] of a context of contextvars",
+    in_one_of_many_context_variables: "state of a context of contextvars",
     in_the_arguments_of_a_module: "a temporary value",
     in_a_variable: "kept of in_a_variable()",
     in_a_list: "kept[1] of in_a_list()",

@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.block_categories import BlockCategories, file_categories, rows_at_end
+from pytracer.analysis.block_categories import (
+    BlockCategories,
+    file_categories,
+    has_categories,
+    rows_at_end,
+)
 from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
@@ -168,7 +173,7 @@ class HeldMemory:
         Texts, and for each active block an index in them, as of `releases`; 0 for other blocks.
         """
         is_open, found = self.is_in({UNKNOWN}), np.zeros(len(self.rows), np.int64)
-        if self.entry is None or not is_open.any():
+        if self.entry is None or not has_categories(self.data.snapshot) or not is_open.any():
             return [""], found
         rows = self.rows[is_open]
         texts, text = releases(self.data, self.blocks, rows)

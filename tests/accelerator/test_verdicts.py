@@ -223,9 +223,7 @@ def test_how_far_a_forward_pass_was(backend: str, tmp_path: Path) -> None:
     assert run(backend, tmp_path, *names, REMEDY="4") == dict.fromkeys(names, "passed")
 
 
-@pytest.mark.parametrize(
-    "name", ["first_step_of_an_optimizer", "first_step_of_a_second_optimizer"]
-)
+@pytest.mark.parametrize("name", ["first_step_of_an_optimizer", "first_step_of_a_second_optimizer"])
 def test_how_far_an_optimizer_was(backend: str, tmp_path: Path, name: str) -> None:
     # WHEN the first step of an optimizer runs out of memory, also if another one has stepped
     assert run(backend, tmp_path, name, OUTPUT=str(tmp_path)) == {name: "failed"}

@@ -101,14 +101,16 @@ class LiveAnswers:
         from pytracer.reading.reader import load
 
         snapshot = load(self._recording.view(history=False).to_bytes({}, {}))
+        backend = next((name for name in self._recording.indices if name != "cpu"), "")
         found: dict[str, Categories] = {}
-        for device in snapshot.metadata.devices:
+        for device, metadata in snapshot.metadata.devices.items():
             if device == snapshot.host_device:  # no tensor is looked up there
                 continue
             held = held_memory(device_data(snapshot, device), None)
             is_live = held.column("free_requested_event") >= 0  # and does not wait for a stream
             held = replace(held, rows=held.rows[is_live])
-            found[snapshot.device_name(device)] = {
+            name = "cpu" if metadata.is_cpu else f"{backend}:{device}"
+            found[name] = {
                 each.category: {
                     "size_bytes": each.size_bytes,
                     "blocks": each.count,

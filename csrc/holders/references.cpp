@@ -134,6 +134,23 @@ std::string module_name(PyObject* variables) {
   return "?";
 }
 
+std::string context_variable(PyObject* context, PyObject* value) {
+  std::string found = "a value";
+  PyObject* const items = PyObject_CallMethod(context, "items", nullptr);
+  PyObject* const all = items ? PySequence_List(items) : nullptr;
+  for (Py_ssize_t i = 0; all != nullptr && i < PyList_GET_SIZE(all); ++i) {
+    PyObject* const item = PyList_GET_ITEM(all, i);
+    if (PyTuple_GET_ITEM(item, 1) != value) continue;
+    PyObject* const name = PyObject_GetAttrString(PyTuple_GET_ITEM(item, 0), "name");
+    if (name != nullptr) found = text_of(name);
+    Py_XDECREF(name);
+  }
+  Py_XDECREF(all);
+  Py_XDECREF(items);
+  PyErr_Clear();  // there is no memory
+  return found;
+}
+
 bool ReferenceTexts::append_dict(std::string& path, PyObject* dict, PyObject* held,
                                  bool is_attributes) {
   PyObject *key, *value;

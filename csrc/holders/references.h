@@ -31,6 +31,9 @@ PythonFrame* frame_in(PyObject* holder);
 // The name of a module, by the dict of its variables; "?": it has none.
 std::string module_name(PyObject* variables);
 
+// The name of the variable that has a value in a context of contextvars; "a value": none has.
+std::string context_variable(PyObject* context, PyObject* value);
+
 // Writes how objects refer to each other, and remembers what it looked for last.
 class ReferenceTexts {
  public:

@@ -16,6 +16,7 @@ constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before
 constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
 constexpr int kHashBits = 20;
 constexpr int kMaxPasses = 12;
+constexpr int kMaxNesting = 2;  // from a value to the arguments of a call that has it, and their cell
 constexpr int kPartForTexts = 4;  // of the time, the part in which what was found is put into words
 
 struct Node {
@@ -80,7 +81,10 @@ class Search {
       return place->second;
     }
     Node node{object, depth, pass_};
-    if (roots_.contains(object) || PyModule_Check(object) || PyType_Check(object)) node.distance = 0;
+    if (roots_.contains(object) || PyModule_Check(object) || PyType_Check(object) ||
+        PyContext_CheckExact(object)) {  // which the state of a thread has
+      node.distance = 0;
+    }
     if (roots_.is_unnamed(object)) node.distance = kUnnamed;
     node.references = static_cast<Py_ssize_t>(roots_.references(object));
     nodes_.push_back(std::move(node));
@@ -173,11 +177,21 @@ class Search {
     std::vector<size_t> chain{target};
     while (nodes_[chain.back()].via != kNone) chain.push_back(nodes_[chain.back()].via);
     PyObject* const root = nodes_[chain.back()].object;
-    Roots::Name name = roots_.name_of(root);
+    const bool is_context = PyContext_CheckExact(root) && !roots_.contains(root);
+    Roots::Name name;
+    size_t last = chain.size() - 1;
+    if (is_context) {
+      // Its tree has no attributes.
+      while (last > 1 && is_of_tree(nodes_[chain[last - 1]].object)) --last;
+      name = {context_variable(root, nodes_[chain[last - 1]].object), "a context of contextvars"};
+      --last;
+    } else {
+      name = roots_.name_of(root);
+    }
     bool is_attributes = roots_.is_namespace(root);
     bool has_traceback = false;
     std::string keeper;
-    for (size_t i = chain.size() - 1; i > 0; --i) {
+    for (size_t i = last; i > 0; --i) {
       PyObject *const holder = nodes_[chain[i]].object, *const held = nodes_[chain[i - 1]].object;
       if (PyTraceBack_Check(holder)) continue;  // the exception or variable that has it names it
       if (PyTraceBack_Check(held) && PyExceptionInstance_Check(holder)) {
@@ -196,14 +210,18 @@ class Search {
     return name.text() + keeper;
   }
 
-  // Whether no object refers to the target but the arguments of a call, so that code that runs has it.
-  bool is_temporary(size_t target) const {
+  static bool is_of_tree(PyObject* object) { return class_name(Py_TYPE(object)).rfind("hamt", 0) == 0; }
+
+  // Whether no object refers to the target but the arguments of calls, so that code that runs has it.
+  bool is_temporary(size_t target, int nesting = 0) const {
     const Node& node = nodes_[target];
-    if (node.is_cut || passes_ <= node.added) return false;
-    return std::all_of(node.holders.begin(), node.holders.end(), [this](size_t each) {
-      const Node& holder = nodes_[each];
-      const bool is_of_call = PyTuple_CheckExact(holder.object) || PyDict_CheckExact(holder.object);
-      return is_of_call && holder.holders.empty() && !holder.is_cut && passes_ > holder.added;
+    if (node.is_cut || passes_ <= node.added || nesting > kMaxNesting) return false;
+    return std::all_of(node.holders.begin(), node.holders.end(), [this, nesting](size_t each) {
+      // An inner function shares the arguments of the outer one by a cell: Module._call_impl has one.
+      PyObject* const holder = nodes_[each].object;
+      const bool is_of_call =
+          PyTuple_CheckExact(holder) || PyDict_CheckExact(holder) || PyCell_Check(holder);
+      return is_of_call && is_temporary(each, nesting + 1);
     });
   }
 

@@ -338,6 +338,11 @@ def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[int, st
         for each in explanation.keepers
         if each.unknown_bytes >= MUCH_KEPT * explanation.held_bytes and tells_where(each.name)
     ]
+    named += [
+        (size_bytes, f"{kept_by_text(name)}:")
+        for name, size_bytes in explanation.releases
+        if size_bytes >= MUCH_KEPT * explanation.held_bytes
+    ]
     return [*named, (unknown_bytes - sum(size_bytes for size_bytes, _ in named), NO_CATEGORY)]
 
 

@@ -55,10 +55,10 @@ class DeviceData:
             return bool(self.boundaries)
         return (file.current_step or 1) > 1 or any(step > 1 for step, _ in self.boundaries)
 
-    @cached_property
+    @property
     def stack_places(self) -> StackPlaces:
         """Where in a training each stack is."""
-        return stack_places(self.snapshot.stacks)
+        return stack_places(self.snapshot)
 
     @cached_property
     def block_categories(self) -> BlockCategories | None:

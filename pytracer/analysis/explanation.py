@@ -27,6 +27,7 @@ from pytracer.analysis.holders import (
     holders_of,
     keepers_of,
     kept_bytes,
+    releases_of,
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, answer
@@ -74,6 +75,8 @@ class Explanation:
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
         keepers: The Python objects that kept most at that moment, the largest first, at most `TOP`;
             [] if they are unknown.
+        releases: What kept unknown memory that no object keeps, as in "until main() returned", and
+            the bytes, the most first, at most `TOP`.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.
@@ -116,6 +119,7 @@ class Explanation:
     held_before_bytes: int | None
     holders: list[Holder]
     keepers: list[Keeper]
+    releases: list[tuple[str, int]]
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
     sample: UsageSample
@@ -254,6 +258,7 @@ def explain_device(
         else None,
         holders=holders,
         keepers=keepers[:TOP],
+        releases=releases_of(held)[:TOP],
         categories=categories,
         suggestions=suggestions,
         sample=sample,

@@ -28,8 +28,9 @@ class Group:
         category: By "category" and "owner": what the blocks hold (see `CategoryUsage`).
         owner: By "owner": the name of the largest tensor in the blocks; None if none is known.
         holder: By "holder": which Python object keeps the blocks' memory, as in "cache['k'] of
-            main()", or "losses[…] of main()" for several items; None if none is known, as for
-            blocks that were freed before the end of the file.
+            main()", or "losses[…] of main()" for several items. Of unknown blocks that no object
+            keeps: "until main() returned" if they were freed before the end of the file, or "the
+            pool (0, 3), which main() (a.py:7) filled first". None if none is known.
         stream: By "stream": the stream, as the allocator numbers it; None if unknown.
         pool: By "pool": the memory pool, as torch numbers it; (0, 0) is the default pool. None if
             unknown.
@@ -137,7 +138,7 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int) -> list[Gro
     path, held = data.snapshot.path, held_memory(data, moment.entry)
     if by in ("category", "owner") and not has_categories(data.snapshot):
         raise PytracerError(f"{path} has no owners of blocks, so no {by}")
-    if by == "holder" and not has_holders(data.snapshot):
+    if by == "holder" and not has_holders(data.snapshot) and len(held.keeper[0]) == 1:
         raise PytracerError(
             f"{path} has no holders of blocks: it does not say which Python objects keep memory"
         )

@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.block_categories import BlockCategories, file_categories, rows_at_end
+from pytracer.analysis.block_categories import (
+    BlockCategories,
+    file_categories,
+    has_categories,
+    rows_at_end,
+)
 from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
-from pytracer.analysis.holder_names import file_holders, holder_names, is_variable
-from pytracer.analysis.life_rules import Rule
+from pytracer.analysis.holder_names import file_holders, holder_names, is_variable, tells_where
+from pytracer.analysis.life_rules import UNKNOWN, Rule
 from pytracer.analysis.modules import PREFIXES, modules_of
+from pytracer.analysis.releases import pool_fillers, releases
 from pytracer.analysis.stack_places import BACKWARD
 from pytracer.reading.snapshot import ALLOC, PENDING_FREE, Column, Stacks
 from pytracer.reading.steps import step_at
@@ -161,6 +167,24 @@ class HeldMemory:
         return file_holders(self.data.snapshot, self._row_at_end)
 
     @cached_property
+    def keeper(self) -> tuple[list[str], Column]:
+        """What kept unknown blocks that no Python object keeps: functions, and private pools.
+
+        Texts, and for each active block an index in them, as of `releases`; 0 for other blocks.
+        """
+        is_open, found = self.is_in({UNKNOWN}), np.zeros(len(self.rows), np.int64)
+        if self.entry is None or not has_categories(self.data.snapshot) or not is_open.any():
+            return [""], found
+        rows = self.rows[is_open]
+        texts, text = releases(self.data, self.blocks, rows)
+        pools, pool = pool_fillers(self.data, self.blocks, rows)
+        # What a tensor keeps is not only its pool's.
+        kept_by = self.data.snapshot.strings, self.holder[is_open]
+        pool[texts_matching(tells_where, *kept_by) & (kept_by[1] != 0)] = 0
+        found[is_open] = np.where((text == 0) & (pool > 0), len(texts) - 1 + pool, text)
+        return [*texts, *pools[1:]], found
+
+    @cached_property
     def unusual_holder(self) -> Column:
         """The same, without variables of functions that keep the graph of the current step.
 
@@ -226,6 +250,9 @@ class HeldMemory:
 
     def _by_holder(self) -> _Coded:
         names, name = holder_names(self.data.snapshot.strings, self.holder)
+        texts, text = self.keeper
+        name = np.where(text > 0, len(names) + text, name)
+        names = [*names, *texts]
         return len(names), names.__getitem__, name
 
     def _by_module(self) -> _Coded:

@@ -13,6 +13,7 @@ ITEM = "[…]"  # any item of a list or dict
 INSIDE = " (inside a "  # of a deque, and of other containers without numbers
 COMPILED = "compiled code"  # a variable of code that torch.compile made
 TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
+UNTIL = "until "  # of memory that was freed before the file was written: releases.py
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
 _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
@@ -79,6 +80,8 @@ def kept_by_text(holder: str) -> str:
         return f"{NO_TENSOR} keeps it"
     if holder == TEMPORARY:
         return "code that runs keeps it"
+    if holder.startswith(UNTIL):
+        return f"kept {holder}"
     return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
 
 

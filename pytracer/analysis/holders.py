@@ -55,7 +55,9 @@ class Holder:
             None if a block is older than the known steps, or the file has no steps.
         newest_age: The age of the site's newest block in steps; None if it is unknown.
         kept_by: The Python object that keeps at least half of the site's bytes, as the `holder` of
-            `Group`; None if there is none, or if it is unknown.
+            `Group`; None if there is none, or if it is unknown. For blocks that were freed before
+            the end of the file: "until main() returned"; for those of a private pool that no tensor
+            has: "the pool (0, 3), which main() (a.py:7) filled first".
     """
 
     site: Site
@@ -183,12 +185,22 @@ def _site(chains: CallChains, total: Sum, parts: list[Sum]) -> Site:
 
 
 def _kept_by(held: HeldMemory, chains: CallChains, site: int) -> str | None:
-    """Return the Python object that keeps at least half of a call site's bytes."""
-    if not has_holders(held.data.snapshot):
-        return None
+    """Return the Python object that keeps at least half of a call site's bytes, or kept them."""
     of_site = chains.sites[held.column("stack")] == site
     size_bytes = held.column("size_bytes")[of_site]
+    texts, text = held.keeper
+    until = main_holder(texts, text[of_site], size_bytes)
+    if until is not None or not has_holders(held.data.snapshot):
+        return until
     return main_holder(held.data.snapshot.strings, held.unusual_holder[of_site], size_bytes)
+
+
+def releases_of(held: HeldMemory) -> list[tuple[str, int]]:
+    """Return what kept unknown blocks that no object keeps, and their bytes, the most first."""
+    texts, text = held.keeper
+    sizes = sum_by_group(text, held.column("size_bytes"), len(texts)).tolist()
+    found = [(name, size) for name, size in zip(texts, sizes, strict=True) if name]
+    return sorted(found, key=lambda each: (-each[1], each[0]))
 
 
 def _ages(held: HeldMemory) -> dict[int, tuple[int | None, int | None]]:

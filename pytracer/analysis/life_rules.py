@@ -64,8 +64,7 @@ def shows_lives(snapshot: Snapshot) -> bool:
 
 def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     """Return the number of the rule that holds for each block of a device; `shows_lives` has to."""
-    depth = snapshot.metadata.stack_depth or 0
-    trace, places = snapshot.traces[device], stack_places(snapshot.stacks, depth)
+    trace, places = snapshot.traces[device], stack_places(snapshot)
     freed = np.clip(lives.free_requested_event, -1, len(trace))
     is_freed = (freed >= 0) & (freed < len(trace))
     is_in_trace = lives.alloc_event >= 0
@@ -90,6 +89,14 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     call = np.where(is_in_trace, places.engine_call[alloc_stack], 0)
     is_kept = (call != 0) & places.is_second[free_stack] & freed_by_engine
     is_kept &= (places.engine_call[free_stack] != 0) & (places.engine_call[free_stack] != call)
+    # The threads of accelerators do not show the call. But the node that frees it was made on such
+    # a thread, so that it has no forward call, while the node that allocated it has one.
+    stacks = snapshot.stacks
+    is_later = by_engine & freed_by_engine & ~is_within & (stacks.forward[alloc_stack] != 0)
+    is_later &= (stacks.node[free_stack] != 0) & (stacks.forward[free_stack] == 0)
+    is_kept |= is_later & ~places.accumulates[free_stack]
+    is_by_compiled = is_known & is_freed & places.is_compiled[free_stack]
+    is_by_compiled &= places.place[free_stack] == BACKWARD
     in_backward = by_engine & freed_by_engine
     in_backward |= is_recomputed[alloc_stack] & is_recomputed[free_stack]
     roles = ("argument", "result", "autograd_grad", "parameter", "buffer", "optimizer_state")
@@ -122,7 +129,7 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
         (Rule.IN_OPERATOR, is_left & (place == OUTSIDE) & (lives.stack == failed_stack)),
         (Rule.IN_FORWARD, is_in_pass & (place == MODULE) & (lives.pool == 0)),
-        (Rule.COMPILED, is_left & (place == MODULE) & fails_in_backward),
+        (Rule.COMPILED, (place == MODULE) & (is_left & fails_in_backward | is_by_compiled)),
         (Rule.FROM_FORWARD, is_known & (place == MODULE)),
     ]
     numbers = [rule.number for rule, _ in rules]

@@ -79,7 +79,7 @@ def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) ->
 
     # Code that autograd's engine calls belongs to the forward call. Python code that a node runs,
     # such as a recomputation, is in phases of its own.
-    is_of_engine = stack_places(stacks).is_of_engine[stack]
+    is_of_engine = stack_places(snapshot).is_of_engine[stack]
     path = np.where(is_of_engine, phases(stacks.phase)[stack], phases(phase))
     node = stacks.node[stack]
     into = {

@@ -6,11 +6,12 @@ the recorder has seen.
 
 import re
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from pytracer.analysis.call_sites import first_frames, frames_matching, is_python, texts_matching
-from pytracer.reading.snapshot import Column, Stacks
+from pytracer.reading.snapshot import Column, Snapshot, Stacks
 
 OUTSIDE, MODULE, OPTIMIZER, BACKWARD = range(4)
 """What the thread runs: nothing of the following, a call of a module, a step of an optimizer, or
@@ -50,6 +51,8 @@ _INPUTS = (
     ("fetch", "_recursive_to"),
     r"[/\\]torch[/\\](?:utils[/\\]data[/\\]_utils[/\\]fetch|distributed[/\\]utils)\.py",
 )
+# The files of code that torch.compile makes.
+_COMPILED = None, r"(?:<eval_with_key>[^/\\]*|[/\\]torchinductor_[^/\\]*[/\\].*)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,8 @@ class StackPlaces:
             own frames; 0: none, or a call inside of another one, or the node is not known. Nodes
             that accumulate gradients do not count.
         is_second: bool: the node is that of a derivative.
+        accumulates: bool: the node adds to the gradient of a parameter.
+        is_compiled: bool: code that `torch.compile` made runs.
     """
 
     place: Column
@@ -89,15 +94,25 @@ class StackPlaces:
     leaves_autocast: Column
     engine_call: Column
     is_second: Column
+    accumulates: Column
+    is_compiled: Column
 
 
-def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
-    """Find out where each distinct stack is.
+_known: "WeakKeyDictionary[Stacks, StackPlaces]" = WeakKeyDictionary()
+"""What was found out for each file: several analyses of it ask."""
 
-    Args:
-        stacks: The stacks.
-        stack_depth: How many frames of a stack were recorded at most; 0: unknown.
-    """
+
+def stack_places(snapshot: Snapshot) -> StackPlaces:
+    """Return where each distinct stack of a snapshot is."""
+    found = _known.get(snapshot.stacks)
+    if found is None:
+        found = _places(snapshot.stacks, snapshot.metadata.stack_depth or 0)
+        _known[snapshot.stacks] = found
+    return found
+
+
+def _places(stacks: Stacks, stack_depth: int) -> StackPlaces:
+    """Find out where each stack is; `stack_depth`: how many frames it has at most, 0: unknown."""
 
     def frames(names: tuple[str, ...] | None, file: str) -> Column:
         found = frames_matching(re.compile(f".*{file}", re.DOTALL).fullmatch, stacks, "filename")
@@ -111,9 +126,9 @@ def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
         _depth(stacks, frames(*rule))
         for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS, _INPUTS, _PIPELINE)
     )
-    zero_grad, buckets, reduces, autocast, random_state = (
+    zero_grad, buckets, reduces, autocast, random_state, compiled = (
         _depth(stacks, frames(*rule))
-        for rule in (_ZERO_GRAD, _BUCKETS, _REDUCES, _AUTOCAST, _RANDOM_STATE)
+        for rule in (_ZERO_GRAD, _BUCKETS, _REDUCES, _AUTOCAST, _RANDOM_STATE, _COMPILED)
     )
     is_backward = has_node | (engine < _FAR)
     place = np.select(
@@ -138,6 +153,8 @@ def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
         leaves_autocast=(autocast < _FAR) & (autocast == python),
         engine_call=_engine_calls(stacks, is_of_engine & (engine < _FAR), frames(*_ENGINE)),
         is_second=_has_node(stacks, "BackwardBackward"),
+        accumulates=_has_node(stacks, "AccumulateGrad"),
+        is_compiled=compiled == 0,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.stack_places import OPTIMIZER
 from pytracer.reading.snapshot import ALLOC, Column
 from pytracer.reading.steps import begin_of_step
 from pytracer.text import size
@@ -70,7 +71,10 @@ def unfinished(
     for usage in categories:
         sizes[usage.category] = {owner.name: owner.size_bytes for owner in usage.owners}
     is_first_step = sum(first <= oom.event for _, first in data.boundaries) < 2
-    of_optimizer = _optimizer(sizes) if is_first_step else None
+    # Another optimizer may step first in a later step of the program.
+    stack = int(data.trace.stack[oom.event])
+    is_stepping = data.stack_places.place[stack] == OPTIMIZER
+    of_optimizer = _optimizer(sizes) if is_first_step or is_stepping else None
     saved = sum(sizes["activation"].values())
     return of_optimizer or _forward(data, oom, sizes["parameter"], saved)
 
@@ -86,7 +90,9 @@ def _optimizer(sizes: dict[str, dict[str, int]]) -> Unfinished | None:
     if not made or len(made) == len(wanted):
         return None
     of_byte = statistics.median(states[name] / parameters[name] for name in made)
-    more = int(of_byte * sum(parameters[name] for name in wanted)) - sum(states.values())
+    more = int(of_byte * sum(parameters[name] for name in wanted)) - sum(
+        states[name] for name in made
+    )
     return Unfinished(
         f"The optimizer had made its states for {len(made)} of {len(wanted)} parameters: about "
         f"{size(more)} more are needed for the others",

@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer.analysis.block_categories import block_categories
+from pytracer.analysis.block_categories import block_categories, rows_at_end
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
+from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.modules import block_modules
 from pytracer.atomic_file import open_output
 from pytracer.errors import PytracerError
@@ -74,6 +75,7 @@ BLOCKS = {
     "category": "text",
     "category_rule": "text",
     "owner": "text",
+    "holder": "text",
     "module": "text",
 }
 """The columns of `blocks`."""
@@ -187,6 +189,7 @@ class _Tables:
             time_us = self._snapshot.traces[device].time_us
             found = block_categories(self._snapshot, device, history)
             modules = block_modules(self._snapshot, device, history)
+            holder = file_holders(self._snapshot, rows_at_end(self._snapshot, device, blocks))
             kinds = [self._texts(pair[i] for pair in found.kinds) for i in range(2)]
             paths = self._texts(modules.paths)
             for begin in range(0, len(blocks), ROWS):
@@ -211,6 +214,7 @@ class _Tables:
                     "category": _Coded(found.kind[rows], kinds[0]),
                     "category_rule": _Coded(found.kind[rows], kinds[1]),
                     "owner": _Coded(found.owner[rows], self._strings, found.owner[rows] == 0),
+                    "holder": _Coded(holder[rows], self._strings, holder[rows] == 0),
                     "module": _Coded(modules.path[rows], paths, modules.path[rows] == 0),
                 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytracer
 from pytracer import _core
-from pytracer.owners.bounded import with_bounds
+from pytracer.owners.container_bounds import with_bounds
 from pytracer.owners.tensors import memory_of
 
 MAX_TENSORS = 10_000
@@ -113,7 +113,8 @@ def _choose(
     for number, tensor in enumerate(tensors):
         try:
             parts = list(memory_of(torch, tensor))
-            are_all = are_all and bool(parts or tensor.is_meta or not tensor.numel())
+            is_fake = type(tensor).__module__.startswith("torch._subclasses.")  # of torch.compile
+            are_all = are_all and bool(parts or tensor.is_meta or is_fake or not tensor.numel())
         except Exception:  # code of the program: subclasses of tensors
             are_all = False
             continue

@@ -1,8 +1,6 @@
 """The answers that a tracer gives about its own recording."""
 
-import pickle
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -97,27 +95,27 @@ class LiveAnswers:
             A dict by device, such as "cuda:0", of a dict by category. A category has `size_bytes`,
             the number of `blocks`, and the bytes of its largest `owners` by name.
         """
-        content = pickle.loads(self._recording.view(history=False).to_bytes({}, {}))
+        from pytracer.analysis.categories import categories_of
+        from pytracer.analysis.device_data import device_data
+        from pytracer.analysis.held_memory import held_memory
+        from pytracer.reading.reader import load
+
+        snapshot = load(self._recording.view(history=False).to_bytes({}, {}))
         backend = next((name for name in self._recording.indices if name != "cpu"), "")
-        names = {
-            device["index"]: "cpu" if device["is_cpu"] else f"{backend}:{device['index']}"
-            for device in content["pytracer"]["devices"]
-            if not device.get("is_host")  # no tensor is looked up there
-        }
-        found: dict[str, Categories] = {name: {} for name in names.values()}
-        for segment in content["segments"]:
-            of_device = found[names[segment["device"]]]
-            for block in segment["blocks"]:
-                if block["state"] == "active_allocated":
-                    category = of_device.setdefault(
-                        block.get("category", "unknown"),
-                        {"size_bytes": 0, "blocks": 0, "owners": Counter()},
-                    )
-                    category["size_bytes"] += block["size"]
-                    category["blocks"] += 1
-                    if owner := block.get("owner"):
-                        category["owners"][owner] += block["size"]
-        for categories in found.values():
-            for category in categories.values():
-                category["owners"] = dict(category["owners"].most_common(LARGEST))
+        found: dict[str, Categories] = {}
+        for device, metadata in snapshot.metadata.devices.items():
+            if device == snapshot.host_device:  # no tensor is looked up there
+                continue
+            held = held_memory(device_data(snapshot, device), None)
+            is_live = held.column("free_requested_event") >= 0  # and does not wait for a stream
+            held = replace(held, rows=held.rows[is_live])
+            name = "cpu" if metadata.is_cpu else f"{backend}:{device}"
+            found[name] = {
+                each.category: {
+                    "size_bytes": each.size_bytes,
+                    "blocks": each.count,
+                    "owners": {owner.name: owner.size_bytes for owner in each.owners[:LARGEST]},
+                }
+                for each in categories_of(held)
+            }
         return found

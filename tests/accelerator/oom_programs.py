@@ -352,6 +352,17 @@ def first_step_of_an_optimizer() -> None:
     optimizer.step()
 
 
+def first_step_of_a_second_optimizer() -> None:
+    """Have an optimizer that has stepped, and no room for the states of another one, of 2 GiB."""
+    small = torch.nn.Linear(64, 64, device=device)
+    first = torch.optim.AdamW(small.parameters())
+    for _ in range(3):
+        small.weight.grad = torch.zeros_like(small.weight)
+        first.step()
+        first.zero_grad()
+    first_step_of_an_optimizer()
+
+
 def random_program(seed: int) -> int:
     """Allocate and free at random; return the number of the allocation that failed."""
     rng = random.Random(seed)

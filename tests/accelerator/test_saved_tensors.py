@@ -80,7 +80,8 @@ def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> Non
     if where == "backward":
         assert found["temporary"] >= 2048 * 256 * 4
     else:
-        assert "temporary" not in found
+        # Only the argument of the layer that runs, which no node has saved yet.
+        assert found.get("temporary", 0) <= 16 << 20
 
 
 def test_what_autocast_keeps_is_temporary(backend: str, tmp_path: Path) -> None:

@@ -223,14 +223,16 @@ def test_how_far_a_forward_pass_was(backend: str, tmp_path: Path) -> None:
     assert run(backend, tmp_path, *names, REMEDY="4") == dict.fromkeys(names, "passed")
 
 
-def test_how_far_an_optimizer_was(backend: str, tmp_path: Path) -> None:
-    # WHEN the first step of an optimizer runs out of memory
-    name = "first_step_of_an_optimizer"
+@pytest.mark.parametrize("name", ["first_step_of_an_optimizer", "first_step_of_a_second_optimizer"])
+def test_how_far_an_optimizer_was(backend: str, tmp_path: Path, name: str) -> None:
+    # WHEN the first step of an optimizer runs out of memory, also if another one has stepped
     assert run(backend, tmp_path, name, OUTPUT=str(tmp_path)) == {name: "failed"}
     explanation = explained(tmp_path, name)
     # THEN the answer says how much more all of its states need
     text = explanation.verdicts[0].text
-    assert "The optimizer had made its states for 8 of 24 parameters: about 2 GiB more" in text
+    assert "The optimizer had made its states for 8 of 24 parameters" in text
+    # The second state of the eighth parameter may be missing, too.
+    assert re.search(r"about 2(\.062)? GiB more", text)
     # AND that is true: 3 GiB of parameters and gradients, 3 GiB of states, and some for a step
     larger = run(backend, tmp_path, name, SIMULATED_CAPACITY_MB=str((6 << 10) + 512))
     assert larger == {name: "passed"}

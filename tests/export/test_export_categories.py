@@ -109,6 +109,22 @@ def test_tables_have_the_category_of_each_block(path: Path, tmp_path: Path) -> N
     assert any(e["autograd_node"] for e in events if e["action"] == "free_requested")
 
 
+def test_tables_have_the_holder_of_each_block(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    # GIVEN a recording whose end a list of this function's has a part of
+    path = tmp_path / "x.pickle"
+    with pytracer.Tracer(path, device="cpu"):
+        kept = [torch.zeros(30_011) for _ in range(2)]
+        torch.zeros(40_009)
+    invoke("export", path, "--to", "parquet", "-o", tmp_path)
+    # THEN its rows name it, and a block that was freed has no holder
+    rows = parquet.read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
+    holders = {(row["requested_bytes"], row["holder"]) for row in rows}
+    here = "test_tables_have_the_holder_of_each_block()"
+    assert holders >= {(4 * len(each), f"kept[{i}] of {here}") for i, each in enumerate(kept)}
+    assert (4 * 40_009, None) in holders
+
+
 def test_tables_have_the_module_of_each_block(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     # GIVEN a recording with phases for modules

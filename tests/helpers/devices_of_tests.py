@@ -102,6 +102,7 @@ WHERE = {
         EACH_BACKEND_IN_LONG,
         "the frameworks, which are installed once for each backend",
     ),
+    "test_truth": (ONCE, "rules of the analysis"),
     "test_training": (EACH_BACKEND, "the allocator's events in a training"),
     "test_verdicts": (EACH_BACKEND_IN_LONG, "the backend's errors"),
     "test_verdicts::test_random_programs": (ONCE, "rules of the analysis"),

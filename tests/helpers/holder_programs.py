@@ -6,12 +6,14 @@ search, which looks at all others.
 
 import asyncio
 import collections
+import contextvars
 import functools
 import gc
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,9 +51,9 @@ def wanted() -> Any:
 _wanted: list[Any] = []
 
 
-def holder(seconds: float = 10.0) -> str:
+def holder(seconds: float = 10.0, *hidden: str) -> str:
     """Return who holds the tensor that `wanted` has made."""
-    found = _core.holders_of([_wanted.pop()()], [], seconds)
+    found = _core.holders_of([_wanted.pop()()], [*hidden], seconds)
     return found[0]
 
 
@@ -350,3 +352,34 @@ def run(name: str) -> str:
     Trainer.log.clear()
     found: str = globals()[name]()
     return found.replace(f"{name}.<locals>.", "")
+
+
+class Asks(torch.nn.Module):
+    def forward(self, value: torch.Tensor) -> str:
+        del value
+        return holder(10.0, str(Path(torch.__file__).parent))
+
+
+def in_the_arguments_of_a_module() -> str:
+    text: str = Asks()(wanted())
+    return text
+
+
+STATE: contextvars.ContextVar[Any] = contextvars.ContextVar("state")
+
+
+def in_a_context_variable() -> str:
+    token = STATE.set({"k": wanted()})
+    text = holder()
+    STATE.reset(token)
+    return text
+
+
+def in_one_of_many_context_variables() -> str:
+    def run() -> str:
+        for number in range(60):
+            contextvars.ContextVar(f"other{number}").set([number])
+        STATE.set(wanted())
+        return holder()
+
+    return contextvars.Context().run(run)

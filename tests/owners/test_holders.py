@@ -22,6 +22,9 @@ from pytracer.reading.reader import load
 pytestmark = pytest.mark.usefixtures("no_collector")
 
 PATHS = {
+    "in_a_context_variable": "state['k'] of a context of contextvars",
+    "in_one_of_many_context_variables": "state of a context of contextvars",
+    "in_the_arguments_of_a_module": "a temporary value",
     "in_a_variable": "kept of in_a_variable()",
     "in_a_list": "kept[1] of in_a_list()",
     "in_nested_containers": "kept['a'][('k', 1)][1][0] of in_nested_containers()",

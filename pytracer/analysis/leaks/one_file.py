@@ -16,7 +16,7 @@ from pytracer.analysis.block_categories import (
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import file_holders
-from pytracer.analysis.leaks.bounded import without_bounded
+from pytracer.analysis.leaks.bounded_growth import without_bounded
 from pytracer.analysis.leaks.groups import search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.observation import Observation

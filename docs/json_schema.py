@@ -26,6 +26,7 @@ from pytracer.analysis.leaks.results import LeakReport
 from pytracer.analysis.pinned_segments import Fragmentation
 from pytracer.analysis.report import Report
 from pytracer.backends.doctor import Examination
+from pytracer.boxes.live_boxes import LiveDevice
 from pytracer.experiments.comparison import Comparison
 from pytracer.fitting.results import Fit
 from pytracer.fleet.collection import Collected
@@ -108,6 +109,10 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
         "experiment": comparison,
         "fleet_collect": document("fleet collect --json", {}, Collected),
         "fleet_report": document("fleet report --json", errors, FleetReport),
+        "live": document(
+            "live --once --json",
+            {"devices": key(list[LiveDevice], "Each device of each process, by rank.")},
+        ),
         "doctor": document(
             "doctor --json",
             {

@@ -77,11 +77,14 @@ class Box:
         description: What its process said last.
         is_cut: Whether something did not find space in the file.
         last_step: The step in which the process was; 0: none.
+        devices: What each device has now: `device`, its index; `recorded`, the number of events;
+            `allocated_bytes` and `reserved_bytes`, as far as their allocation was recorded.
     """
 
     description: bytes
     is_cut: bool
     last_step: int
+    devices: list[dict[str, int]]
 
     def __init__(self, file: int) -> None:
         """Read the header of an open file.

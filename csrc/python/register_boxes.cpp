@@ -25,6 +25,17 @@ void register_boxes(py::module_& core) {
       .def_property_readonly("description", [](const BoxReader& box) { return py::bytes(description_of(box)); })
       .def_property_readonly("is_cut", &BoxReader::is_cut)
       .def_property_readonly("last_step", &last_step)
+      .def_property_readonly("devices",
+                             [](const BoxReader& box) {
+                               using namespace py::literals;
+                               py::list devices;
+                               for (const DeviceNow& now : devices_now(box)) {
+                                 devices.append(py::dict("device"_a = now.device, "recorded"_a = now.recorded,
+                                                         "allocated_bytes"_a = now.allocated_bytes,
+                                                         "reserved_bytes"_a = now.reserved_bytes));
+                               }
+                               return devices;
+                             })
       .def(
           "view",
           [](const BoxReader& box, uint32_t stack_depth, uint8_t context, bool forward_stacks,

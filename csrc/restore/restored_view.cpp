@@ -207,6 +207,24 @@ uint32_t last_step(const BoxReader& box) {
   return steps.empty() ? 0 : steps.back().number;
 }
 
+std::vector<DeviceNow> devices_now(const BoxReader& box) {
+  std::vector<DeviceNow> devices;
+  const auto bytes = [&](BoxKind kind, int device) {
+    const BoxReader::Array* const array = box.newest(kind, device);
+    uint64_t sum = 0;
+    for (const LiveBlock& block : box.items<LiveBlock>(array, 1, array != nullptr ? array->count + 1 : 0)) {
+      if (block.state == LiveTable::kLive) sum += block.size;
+    }
+    return sum;
+  };
+  for (const BoxReader::Array& array : box.arrays()) {
+    if (array.kind != BoxKind::ring || &array != box.newest(BoxKind::ring, array.device)) continue;
+    devices.push_back({array.device, array.count - std::min(array.count, array.first),
+                       bytes(BoxKind::blocks, array.device), bytes(BoxKind::segments, array.device)});
+  }
+  return devices;
+}
+
 View restored_view(const BoxReader& box, const RestoreOptions& options) {
   return Restored(box, options).view();
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "restore/box_reader.h"
 #include "view/view.h"
@@ -14,6 +15,14 @@ std::string description_of(const BoxReader& box);
 
 // The step in which the process was; 0: none.
 uint32_t last_step(const BoxReader& box);
+
+// What a device has now, by its live tables.
+struct DeviceNow {
+  int device;
+  uint64_t recorded;  // events
+  uint64_t allocated_bytes, reserved_bytes;  // nothing is known to be reserved on the CPU
+};
+std::vector<DeviceNow> devices_now(const BoxReader& box);
 
 struct RestoreOptions {
   uint32_t stack_depth;  // the session's, as the next

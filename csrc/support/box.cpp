@@ -182,11 +182,11 @@ Box::Place Box::take(const BoxPart& part, size_t bytes, size_t item_bytes) noexc
   free->backed.store(0, std::memory_order_relaxed);
   free->count.store(0, std::memory_order_relaxed);
   free->kind.store(part.kind, std::memory_order_release);
-  return {memory, free};
+  return {memory, room, free};
 }
 
 size_t Box::back(const Place& place, size_t wanted) noexcept {
-  const size_t from = place.entry->backed.load(std::memory_order_relaxed), all = place.entry->capacity;
+  const size_t from = place.entry->backed.load(std::memory_order_relaxed), all = place.bytes;
   const size_t to = std::min(all, rounded_up(std::max(wanted, from + from / 2), kPiece));
   if (allocate(place.entry->offset + from, to - from)) {
     place.entry->backed.store(to, std::memory_order_release);
@@ -199,13 +199,13 @@ size_t Box::back(const Place& place, size_t wanted) noexcept {
 }
 
 void Box::give_back(const Place& place) noexcept {
-  unmap_part(place.memory, place.entry->capacity);
+  unmap_part(place.memory, place.bytes);
   if (getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   place.entry->kind.store(BoxKind::none, std::memory_order_release);
   if (const int file = descriptor(); file >= 0) {  // what follows in this part begins with zeroes
     fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(place.entry->offset),
-              static_cast<off_t>(place.entry->capacity));
+              static_cast<off_t>(place.bytes));
   }
 }
 

@@ -93,7 +93,8 @@ class Box {
   // if there is no room.
   struct Place {
     char* memory = nullptr;
-    BoxEntry* entry = nullptr;
+    size_t bytes = 0;
+    BoxEntry* entry = nullptr;  // only this process has it
   };
   Place take(const BoxPart& part, size_t bytes, size_t item_bytes) noexcept;
   // Makes the first bytes of a part usable, and some more. Returns how many are usable: less than

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +31,9 @@ _LOWEST_DESCRIPTOR = 200  # programs count on small numbers
 def folders(output: Path) -> list[Path]:
     """Return the folders in which a process with this output may have a box, the best one first."""
     private = f"pytracer_boxes_{os.geteuid()}"
-    return [output / FOLDER, *(Path(base, private) for base in (tempfile.gettempdir(), "/dev/shm"))]
+    # Not tempfile.gettempdir(): its lock stays locked in a process that is forked meanwhile.
+    bases = (os.environ.get("TMPDIR") or "/tmp", "/dev/shm")
+    return [output / FOLDER, *(Path(base, private) for base in bases)]
 
 
 def make(output: Path) -> tuple[int, Path]:

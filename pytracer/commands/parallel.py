@@ -42,7 +42,7 @@ def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
 
 
 def _restore_killed(folder: Path) -> None:
-    from pytracer.boxes.left_boxes import restore  # a single file needs no process
+    from pytracer.boxes.restoring import restore  # a single file needs no process
 
     for line in restore(folder):
         click.echo(f"pytracer: {line}", err=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import _core
-from pytracer.boxes import left_boxes, places
+from pytracer.boxes import places, restoring
 from pytracer.errors import PytracerError
 from pytracer.log import warn_once
 
@@ -50,7 +50,7 @@ def enter(user: Any, output: Path) -> None:
             raise
         _path = path
         weakref.finalize(user, _remove, path).atexit = False
-        left_boxes.remove_surplus(path.parent)
+        restoring.remove_surplus(path.parent)
         if multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, _remove_own, exitpriority=-100)
     except Exception as error:  # no space, no such file system, or another tracer without an output

@@ -1,9 +1,9 @@
-"""The program that writes a snapshot from a box, for a process that ended without writing.
+"""The program that writes a snapshot from a box: `pytracer.boxes.restoring` runs it.
 
-`python -m pytracer.tracing.restore BOX WHEN ONLY_IN` prints a JSON object as its last line:
-`path` of the snapshot, or null if the process had used no device or had written all; `ended`, a
-sentence; and `is_other`, whether the output is not in the folder `ONLY_IN`, and the box was left
-alone. `WHEN` becomes a part of the snapshot's name.
+`python -m pytracer.tracing.restore BOX EVENT WHEN ONLY_IN` prints a JSON object as its last line:
+`path` of the snapshot, or null if the process had used no device or had written all; `who`, as in
+"rank 3 (process 7 of host)"; `is_by_oom_killer`; and `is_other`, whether the output is not in the
+folder `ONLY_IN`, and the box was left alone. The event is "killed", or "demand" of a live process.
 """
 
 import contextlib
@@ -26,37 +26,35 @@ MISSING = ["owners", "statistics", "settings", "phases"]
 
 def main() -> None:
     """Write the snapshot; see the module."""
-    box, when, only_in = sys.argv[1:]
-    print(json.dumps(restored(Path(box), when, only_in)))
+    box, event, when, only_in = sys.argv[1:]
+    print(json.dumps(restored(Path(box), event, when, only_in)))
 
 
-def restored(path: Path, when: str, only_in: str) -> dict[str, Any]:
+def restored(path: Path, event: str, when: str, only_in: str) -> dict[str, Any]:
     """Write the snapshot of a box, and return what the program prints."""
     with open(path, "rb") as file:
         box = _core.Box(file.fileno())
         described = json.loads(box.description or b"{}")
-        result = {"path": None, "ended": "", "is_other": False}
+        result = {"path": None, "who": "", "is_by_oom_killer": False, "is_other": False}
         if not described:
             return result
-        output = Path(when.join(described["path"]))
+        before, between, after = described["path"]
+        output = Path(before + event + between + when + after)
         if only_in and Path(only_in) not in output.parents:
             return {**result, "is_other": True}
         (depth, context, forward), about = described["recording"], described["metadata"]
         view = box.view(depth, context, forward, places.boot_of(path) == places.boot())
         if described["only_if_used"] and not view.used_devices:
             return result
-        killed = {
-            "by_oom_killer": cgroup.has_killed(described["cgroup"]),
-            "is_cut": box.is_cut,
-            "missing": MISSING,
-        }
-        about = {
-            **about,
-            "written_ns": time.time_ns(),
-            "killed": killed,
-            "waiting": False,
-            "current_step": box.last_step,
-        }
+        about = {**about, "written_ns": time.time_ns(), "current_step": box.last_step}
+        if event == "killed":
+            by_oom_killer = result["is_by_oom_killer"] = cgroup.has_killed(described["cgroup"])
+            about["waiting"] = False
+            about["killed"] = {
+                "by_oom_killer": by_oom_killer,
+                "is_cut": box.is_cut,
+                "missing": MISSING,
+            }
         about["format_version"] = tuple(about["format_version"])
         about["source_lines"] = source_lines(view, {}, about["torch_folders"])
         devices = {int(index): sizes for index, sizes in described["devices"].items()}
@@ -66,10 +64,7 @@ def restored(path: Path, when: str, only_in: str) -> dict[str, Any]:
         who = f"process {about['pid']} of {about['host']}"
         if about["rank"] is not None:
             who = f"rank {about['rank']} ({who})"
-        ended = f"{who} ended without writing"
-        if killed["by_oom_killer"]:
-            ended += ", when the kernel's out-of-memory killer ended a process of its cgroup"
-        return {**result, "path": os.fspath(output), "ended": ended}
+        return {**result, "path": os.fspath(output), "who": who}
 
 
 if __name__ == "__main__":

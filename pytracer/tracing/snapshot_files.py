@@ -151,11 +151,15 @@ class Files:
         """The folder that has all files."""
         return self._output.parent if self._is_file else self._output
 
-    def killed(self) -> tuple[str, str]:
-        """Return what is before and after the time in the path of a process that was killed."""
-        time = "YYYYMMDD-HHMMSS"
-        before, _, after = str(self._path(f"killed_{time}", f"killed-{time}")).rpartition(time)
-        return before, after
+    def by_others(self) -> tuple[str, str, str]:
+        """Return the parts of the path of a file that another process writes for this one.
+
+        Between the first two is what happened, as in "killed"; between the last two is the time.
+        """
+        event, time = "EVENT", "YYYYMMDD-HHMMSS"
+        path = str(self._path(f"{event}_{time}", f"{event}-{time}"))
+        before, between, after = re.split(f"{event}([_-]){time}", path)
+        return before, between, after
 
     def at_the_end(self) -> Path | None:
         """Return the path of the recording's snapshot at the end; None: other ranks write one."""

@@ -149,7 +149,7 @@ class SnapshotWriter:
         assert self.files is not None
         recording = self._recording
         return {
-            "path": self.files.killed(),
+            "path": self.files.by_others(),
             "only_if_used": self._only_if_used,
             "metadata": {**metadata(recording), **more},
             "recording": recording.for_restore,

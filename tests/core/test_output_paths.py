@@ -14,7 +14,7 @@ from files_left import files, live_sizes, load
 from processes import run
 
 from pytracer import ConfigError, Tracer
-from pytracer.boxes.left_boxes import restore
+from pytracer.boxes.restoring import restore
 from pytracer.tracing.snapshot_files import Files
 
 # No file may grow beyond this size: the only way to a full disk that needs no permission.

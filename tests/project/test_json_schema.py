@@ -1,17 +1,20 @@
 """docs/reference/schema.json describes what `--json` of each command prints, and nothing else."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import sized_programs
+import torch
 from commands import invoke
 from fleet_rows import Fleet, add_oom
 from fleet_tables import make_run
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer import Tracer
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import report
 
@@ -163,6 +166,13 @@ def test_fleet(tmp_path: Path) -> None:
     assert all(found[name] for name in rows)
     assert found["outliers"][0]["sites"]
     assert found["baseline"]["peaks"]
+
+
+def test_live(tmp_path: Path) -> None:
+    with Tracer(tmp_path, device="cpu"):
+        kept = torch.empty(10)
+        assert shown("live", "live", os.getpid(), "--once")["devices"]
+        del kept
 
 
 def test_doctor() -> None:

@@ -153,7 +153,7 @@ def problem_of(path: Path) -> str | None:
 
 
 def files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files with a final name, and the temporary ones."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    """Return the files with a final name, and the temporary ones; no boxes."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".box")
     temporary = [path for path in found if TEMPORARY.fullmatch(path.name)]
     return [path for path in found if path not in temporary], temporary

@@ -1,5 +1,6 @@
 """Tests of what outlives a process that ends without writing."""
 
+import json
 import os
 import pickle
 import signal
@@ -10,10 +11,10 @@ import killed_programs
 import pytest
 from amount import amount
 from killed_programs import ENTRIES, FLOAT_BYTES, SIZES, noted
-from processes import run, run_python
+from processes import run, run_python, start
 
 from pytracer.boxes import places
-from pytracer.boxes.left_boxes import restore
+from pytracer.boxes.restoring import restore
 
 START = """
 import os, sys, threading, torch, pytracer
@@ -306,10 +307,39 @@ def test_boxes_that_nobody_reads_do_not_pile_up(tmp_path: Path) -> None:
 def test_a_live_process_keeps_its_box(tmp_path: Path) -> None:
     # WHEN a process looks for boxes while it records
     done = run(
-        START + "from pytracer.boxes.left_boxes import restore\n"
+        START + "from pytracer.boxes.restoring import restore\n"
         "from pathlib import Path\n"
         "print('lines', restore(Path('.')), len([*Path('.').rglob('*.box')]))",
         cwd=tmp_path,
     )
     # THEN its own is left alone
     assert "lines [] 1" in done.stdout
+
+
+def test_a_live_process_is_shown_from_outside(tmp_path: Path) -> None:
+    # GIVEN a process that hangs while it holds the GIL
+    hanging = (
+        START.replace('"out"', '"other"')
+        + """
+print(os.getpid(), flush=True)
+import ctypes
+ctypes.PyDLL(None).pause()
+"""
+    )
+    with start(hanging, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        pid = process.stdout.readline().strip()
+        # WHEN it is looked at
+        shown = run_python("-m", "pytracer", "live", pid, "--once", "--json", cwd=tmp_path)
+        [device] = json.loads(shown.stdout)["devices"]
+        dumped = run_python("-m", "pytracer", "live", pid, "--dump", cwd=tmp_path)
+        table = run_python("-m", "pytracer", "live", pid, "--once", cwd=tmp_path)
+        process.kill()
+    # THEN its memory and its step are there, and a file has its blocks
+    assert (device["pid"], device["device"], device["step"]) == (int(pid), "cpu", 2)
+    assert (device["allocated_bytes"], device["reserved_bytes"]) == (4 * 3000, None)
+    assert "11.72 KiB" in table.stdout
+    [path] = (tmp_path / "other").rglob("demand_*/*.pickle")
+    assert dumped.stdout == f"wrote {path}\n"
+    assert len(content(path)["segments"]) == 2
+    assert "killed" not in content(path)["pytracer"]

@@ -204,7 +204,7 @@ def case(case: Case) -> Found:
             found.check(not thread.is_alive(), f"{thread.name} hangs")
     left = sorted((case.path / "out").glob("demand_*/*.pickle"))
     found.check(len(left) <= KEEP_LAST, f"{len(left)} files are left, not {KEEP_LAST}")
-    partial = [path.name for path in (case.path / "out").rglob(".*")]
+    partial = [path.name for path in (case.path / "out").rglob(".*.tmp")]
     found.check(not partial, f"temporary files are left: {partial}")
     failures = tracer.stats()["failures"]
     found.check(failures == 0, f"{failures} files were not written")

@@ -1,0 +1,88 @@
+"""What recorded processes of this user do now, from their boxes.
+
+The processes are not asked: a box is found among the files that a process has mapped, and read.
+"""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytracer import _core
+from pytracer.errors import PytracerError
+
+_MAPPED = re.compile(
+    rb" (/\S.*/(?:\.pytracer_boxes|pytracer_boxes_\d+)/[\w-]+\.box)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class LiveDevice:
+    """What a device of a recorded process has now.
+
+    Attributes:
+        pid: The process.
+        rank: Its rank; None if it has none.
+        device: The device, as in "cuda:0".
+        step: The step in which the process is; 0: none.
+        recorded: How many events it has recorded.
+        allocated_bytes: The memory of blocks that were allocated since the recording began.
+        reserved_bytes: The memory of segments, likewise; None for the CPU.
+        box: The file that has it.
+    """
+
+    pid: int
+    rank: int | None
+    device: str
+    step: int
+    recorded: int
+    allocated_bytes: int
+    reserved_bytes: int | None
+    box: str
+
+
+def live_devices(pids: frozenset[int] = frozenset()) -> list[LiveDevice]:
+    """Return the devices of recorded processes, by rank and pid; without pids: of all of this user's."""
+    found: list[LiveDevice] = []
+    for pid, box in _boxes():
+        if not pids or pid in pids:
+            with contextlib.suppress(OSError, PytracerError, ValueError):  # it has ended meanwhile
+                found += _devices(pid, box)
+    return sorted(found, key=lambda each: (each.rank is None, each.rank, each.pid, each.device))
+
+
+def _boxes() -> Iterator[tuple[int, Path]]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            boxes = set(_MAPPED.findall((process / "maps").read_bytes()))
+            for box in boxes:
+                # In the folders of the process, which may be those of a container.
+                yield int(process.name), Path(f"{process}/root", os.fsdecode(box).lstrip("/"))
+
+
+def _devices(pid: int, path: Path) -> Iterator[LiveDevice]:
+    with open(path, "rb") as file:
+        box = _core.Box(file.fileno())
+        described = json.loads(box.description or b"{}")
+        if not described:  # it has written all
+            return
+        about = described["metadata"]
+        accelerator = next((name for name in about["backends"] if name != "cpu"), "device")
+        for now in box.devices:
+            is_cpu = now["device"] == _core.CPU_DEVICE
+            is_host = now["device"] == _core.HOST_DEVICE
+            if now["recorded"] == 0:
+                continue
+            yield LiveDevice(
+                pid,
+                about["rank"],
+                "cpu" if is_cpu else "host" if is_host else f"{accelerator}:{now['device']}",
+                box.last_step,
+                now["recorded"],
+                now["allocated_bytes"],
+                None if is_cpu else now["reserved_bytes"],
+                os.fspath(path),
+            )

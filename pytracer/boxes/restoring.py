@@ -1,0 +1,90 @@
+"""Snapshots from boxes: of processes that ended without writing, and of live ones from outside.
+
+A box is read in a process of its own: whatever is in it, nothing happens to this one.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pytracer.boxes import places
+from pytracer.child_process import last_exception, python_command, run_captured
+from pytracer.errors import PytracerError
+from pytracer.text import printable
+
+PATIENCE_S = 60.0
+"""How long reading one box may take."""
+
+
+def restore(folder: Path) -> list[str]:
+    """Write a snapshot for each process that is gone and has left a box. Never raises.
+
+    Looks for boxes of runs whose output is `folder`, or below it.
+
+    Returns:
+        A line for each box, which says what was written, or why nothing was.
+    """
+    lines, when = [], _now()
+    inside = [Path(at, places.FOLDER) for at, names, _ in os.walk(folder) if places.FOLDER in names]
+    private = places.folders(folder)[1:]
+    for box in [box for at in [*inside, *private] for box in places.left(at)]:
+        only_in = folder if box.parent in private else None
+        with places.claimed(box) as file:
+            if file is None:
+                continue
+            try:
+                result = _snapshot(box, "killed", when, only_in)
+            except PytracerError as error:
+                lines.append(str(error))
+                continue
+            if result["is_other"]:
+                continue
+            places.remove(box)
+            if result["path"] is not None:
+                how = "ended without writing"
+                if result["is_by_oom_killer"]:
+                    how += ", when the kernel ended a process of its cgroup for want of memory"
+                path = printable(result["path"])
+                lines.append(f"{result['who']} {how}; what it had recorded is in {path}")
+    return lines
+
+
+def snapshot_of_live(box: Path) -> Path | None:
+    """Write a snapshot of a live process; return its path, or None if there is nothing to write.
+
+    The process does nothing for it. A PytracerError says why that is impossible.
+    """
+    path = _snapshot(box, "demand", _now())["path"]
+    return None if path is None else Path(path)
+
+
+def _snapshot(box: Path, event: str, when: str, only_in: Path | None = None) -> dict[str, Any]:
+    """Return what `pytracer.tracing.restore` prints, or raise a PytracerError."""
+    folder = os.path.abspath(only_in) if only_in else ""
+    command = python_command("pytracer.tracing.restore", os.fspath(box), event, when, folder)
+    try:
+        done = run_captured(command, PATIENCE_S, {**os.environ, "PYTRACER": "0"})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PytracerError(f"{printable(str(box))} cannot be read: {error}") from error
+    if done.returncode != 0:
+        reason = last_exception(done.stderr)
+        raise PytracerError(f"{printable(str(box))} cannot be read: {reason}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _now() -> str:
+    return f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+
+
+def remove_surplus(folder: Path) -> None:
+    """Remove the oldest boxes of processes that are gone, beyond `MOST_LEFT`. Never raises."""
+    with contextlib.suppress(OSError):
+        for box in places.left(folder)[: -places.MOST_LEFT]:
+            with places.claimed(box) as file:
+                if file is not None:
+                    places.remove(box)

@@ -144,6 +144,14 @@ def memory(backend: str, index: int) -> dict[str, int | None]:
     }
 
 
+def total_bytes(backend: str, index: int) -> int | None:
+    """Return the memory of a device that is in use, as torch knows it; None: unknown."""
+    try:
+        return int(torch_module(backend).get_device_properties(index).total_memory)
+    except Exception:
+        return None
+
+
 def _process_bytes(backend: str, index: int) -> int | None:
     """Return the bytes that this process holds, also those that torch's allocator does not know.
 

@@ -45,7 +45,7 @@ class LiveDevice:
 
 
 def live_devices(pids: frozenset[int] = frozenset()) -> list[LiveDevice]:
-    """Return the devices of recorded processes, by rank and pid; without pids: of all of this user's."""
+    """Return the devices of recorded processes, by rank and pid; {}: of all of this user's."""
     found: list[LiveDevice] = []
     for pid, box in _boxes():
         if not pids or pid in pids:

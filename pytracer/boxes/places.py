@@ -11,6 +11,7 @@ on the file as long as it lives, for observers in other containers, which do not
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\w+)\.box")
 _LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "tmpfs", "overlay"))
 _LOWEST_DESCRIPTOR = 200  # programs count on small numbers
 
+_made_for: dict[Path, list[Path]] = {}  # folders, by the box that this process made them for
+
 
 def folders(output: Path) -> list[Path]:
     """Return the folders in which a process with this output may have a box, the best one first."""
@@ -36,39 +39,31 @@ def folders(output: Path) -> list[Path]:
     return [output / FOLDER, *(Path(base, private) for base in bases)]
 
 
-def make(output: Path) -> tuple[int, Path]:
+def make(folder: Path) -> tuple[int, Path]:
     """Make an empty file for this process's box; return its descriptor and path.
 
     Raises:
-        OSError: There is no place for it.
+        OSError: It cannot be there.
     """
-    reasons = []
-    for folder in folders(output):
-        try:
-            if (kind := _file_system(folder)) not in _LOCAL:
-                raise OSError(errno.ENOTSUP, f"the file system {kind} is not of this machine's")
-            return _make_in(folder)
-        except OSError as error:
-            reasons.append(f"{folder}: {error.strerror}")
-    raise OSError(errno.ENOSPC, "; ".join(reasons))
-
-
-def _make_in(folder: Path) -> tuple[int, Path]:
+    if (kind := _file_system(folder)) not in _LOCAL:
+        raise OSError(errno.ENOTSUP, f"the file system {kind} is not of this machine's")
     path = folder / _own_name()
+    missing = [*itertools.takewhile(lambda above: not above.exists(), folder.parents)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     at, _ = open_trusted(
         os.path.abspath(folder), forbidden_mode=0o077, follow_last=False, make=True
     )
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        opened = os.open(path.name, flags, 0o600, dir_fd=at)
+        file = os.open(path.name, flags, 0o600, dir_fd=at)
     finally:
         os.close(at)
-    try:
-        file = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _LOWEST_DESCRIPTOR)
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    finally:
-        os.close(opened)
+    _made_for[path] = missing
+    with contextlib.suppress(OSError):  # so many files are not allowed
+        higher = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _LOWEST_DESCRIPTOR)
+        os.close(file)
+        file = higher
+    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return file, path
 
 
@@ -77,8 +72,8 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
-        if path.parent.name == FOLDER:
-            path.parent.parent.rmdir()
+        for folder in _made_for.pop(path, []):
+            folder.rmdir()
 
 
 def left(folder: Path) -> list[Path]:

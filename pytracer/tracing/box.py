@@ -40,26 +40,32 @@ def enter(user: Any, output: Path) -> None:
     global _path
     if _path is not None:
         return
-    path = None
-    try:
-        file, path = places.make(output)
+    reasons = []
+    for folder in places.folders(output):
+        try:
+            file, path = places.make(folder)
+        except Exception as error:
+            reasons.append(f"{folder}: {error}")
+            continue
         try:
             _core.open_box(file)
-        except BaseException:
+        except Exception as error:
             os.close(file)
-            raise
+            places.remove(path)
+            if isinstance(error, PytracerError):  # another tracer, without an output, came first
+                return
+            reasons.append(f"{folder}: {error}")
+            continue
         _path = path
         weakref.finalize(user, _remove, path).atexit = False
-        restoring.remove_surplus(path.parent)
+        restoring.remove_surplus(folder)
         if multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, _remove_own, exitpriority=-100)
-    except Exception as error:  # no space, no such file system, or another tracer without an output
-        if path is not None:
-            places.remove(path)
-        if not isinstance(error, PytracerError):
-            warn_once(
-                f"if this process is killed, nothing of what it recorded is left: {error}", "no box"
-            )
+        return
+    warn_once(
+        "if this process is killed, nothing of what it recorded is left: " + "; ".join(reasons),
+        "no box",
+    )
 
 
 def describe(
@@ -78,9 +84,12 @@ def describe(
     _described_at = time.monotonic()
     _users[user] = description
     try:
-        text = json.dumps(description(), default=repr).encode()
-        if len(text) <= _core.MAX_DESCRIPTION:
-            _core.describe_box(text)
+        described = description()
+        text = json.dumps(described, default=repr).encode()
+        if len(text) > _core.MAX_DESCRIPTION:
+            described["metadata"]["metadata"] = {}  # the user's
+            text = json.dumps(described, default=repr).encode()
+        _core.describe_box(text)
     except Exception as error:
         warn_once(f"the box of this process is not up to date: {error!r}", "box")
 
@@ -107,7 +116,7 @@ def _warn_if_lost() -> None:
 
 def _remove(path: Path) -> None:
     global _path
-    if path == _path:
+    if path == _path and not _users:
         _path = None
         places.remove(path)
 

@@ -161,7 +161,7 @@ class DeviceRecording:
         self._final_owners = read_owners(self.session)
         self.session.stop()
         if any(backend in ACCELERATORS for backend in self.indices):
-            self._final_memory = self._memory_now(self.session.view().used_devices)
+            self._final_memory = self._memory_now(self.session.view())
 
     def view(
         self,
@@ -185,7 +185,7 @@ class DeviceRecording:
 
     def memory(self, view: _core.View) -> Sizes:
         """Return how full the devices are, or were when the recording stopped, by index."""
-        return self._memory_now(view.used_devices) if self.session.recording else self._final_memory
+        return self._memory_now(view) if self.session.recording else self._final_memory
 
     @property
     def for_restore(self) -> tuple[int, int, bool]:
@@ -193,18 +193,26 @@ class DeviceRecording:
         context = CONTEXTS.index(self.context)
         return self.options.stack_depth, context, self.has_forward_stacks
 
-    def memory_of_used(self) -> Sizes:
-        """Return how full the devices are that have been used so far, by index."""
-        devices = self.session.stats()["devices"]
-        return self._memory_now({each["device"] for each in devices if each["recorded"]})
+    def sizes_of_used(self) -> Sizes:
+        """Return how large the devices are that have been used so far, by index.
 
-    def _memory_now(self, used: set[int]) -> Sizes:
+        The driver is not asked, which a graph that is being captured may not survive.
+        """
+        used = {each["device"] for each in self.session.stats()["devices"] if each["recorded"]}
+        return {
+            index: {"total_bytes": devices.total_bytes(backend, index)}
+            for backend, indices in self.indices.items()
+            for index in indices
+            if backend in ACCELERATORS and index in used
+        }
+
+    def _memory_now(self, view: _core.View) -> Sizes:
         """Ask only devices that are in use: the question would initialise the others."""
         return {
             index: devices.memory(backend, index)
             for backend, indices in self.indices.items()
             for index in indices
-            if backend in ACCELERATORS and index in used
+            if backend in ACCELERATORS and index in view.used_devices
         }
 
     @property

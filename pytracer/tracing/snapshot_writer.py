@@ -153,7 +153,7 @@ class SnapshotWriter:
             "only_if_used": self._only_if_used,
             "metadata": {**metadata(recording), **more},
             "recording": recording.for_restore,
-            "devices": recording.memory_of_used(),
+            "devices": recording.sizes_of_used(),
             "cgroup": self._kills,
         }
 

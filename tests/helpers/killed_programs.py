@@ -14,7 +14,7 @@ from pathlib import Path
 
 FLOAT_BYTES = 4
 SIZES = 10_000
-"""How many sizes a thread has, in floats: those of thread 2 begin at 20,001. No two live tensors of
+"""How many sizes a thread has, in floats: those of thread 2 begin at 20,002. No two live tensors of
 a thread have the same size."""
 KEPT = 40
 ENTRIES = 2_000
@@ -47,7 +47,7 @@ def work(folder: Path, seed: int, thread: int) -> None:
                 del tensors[freed]
             else:
                 number += 1
-                size = thread * SIZES + number % SIZES + 1
+                size = thread * SIZES + number % (SIZES - 2) + 2
                 notes.write(b"+%d" % size)
                 tensors[size] = torch.empty(size)
             notes.write(b"\n")

@@ -2,7 +2,7 @@
 
 `python -m pytracer.tracing.restore BOX EVENT WHEN ONLY_IN` prints a JSON object as its last line:
 `path` of the snapshot, or null if the process had used no device or had written all; `who`, as in
-"rank 3 (process 7 of host)"; `is_by_oom_killer`; and `is_other`, whether the output is not in the
+"rank 3 (process 7 of host) in step 12"; `is_by_oom_killer`; and `is_other`, whether the output is not in the
 folder `ONLY_IN`, and the box was left alone. The event is "killed", or "demand" of a live process.
 """
 
@@ -64,6 +64,8 @@ def restored(path: Path, event: str, when: str, only_in: str) -> dict[str, Any]:
         who = f"process {about['pid']} of {about['host']}"
         if about["rank"] is not None:
             who = f"rank {about['rank']} ({who})"
+        if box.last_step:
+            who += f" in step {box.last_step}"
         return {**result, "path": os.fspath(output), "who": who}
 
 

@@ -2,8 +2,9 @@
 
 `python -m pytracer.tracing.restore BOX EVENT WHEN ONLY_IN` prints a JSON object as its last line:
 `path` of the snapshot, or null if the process had used no device or had written all; `who`, as in
-"rank 3 (process 7 of host) in step 12"; `is_by_oom_killer`; and `is_other`, whether the output is not in the
-folder `ONLY_IN`, and the box was left alone. The event is "killed", or "demand" of a live process.
+"rank 3 (process 7 of host) in step 12"; `is_by_oom_killer`; and `is_other`, whether the output is
+not in the folder `ONLY_IN`, and the box was left alone. The event is "killed", or "demand" of a
+live process.
 """
 
 import contextlib

@@ -23,6 +23,7 @@ _REFRESH_S = 10.0
 
 _path: Path | None = None
 _users: dict[object, Callable[[], dict[str, Any]]] = {}  # what each has to say, by its key
+_known: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers' recordings that have entered
 _described_at = 0.0
 
 
@@ -38,6 +39,9 @@ os.register_at_fork(after_in_child=_forget_the_parents)
 def enter(user: Any, output: Path) -> None:
     """Have what a tracer records lie in a box. Before its session starts. Never raises."""
     global _path
+    if user not in _known:
+        _known.add(user)
+        weakref.finalize(user, _remove_unused).atexit = False
     if _path is not None:
         return
     reasons = []
@@ -57,10 +61,9 @@ def enter(user: Any, output: Path) -> None:
             reasons.append(f"{folder}: {error}")
             continue
         _path = path
-        weakref.finalize(user, _remove, path).atexit = False
         restoring.remove_surplus(folder)
         if multiprocessing.parent_process() is not None:
-            multiprocessing.util.Finalize(None, _remove_own, exitpriority=-100)
+            multiprocessing.util.Finalize(None, _remove_unused, exitpriority=-100)
         return
     warn_once(
         "if this process is killed, nothing of what it recorded is left: " + "; ".join(reasons),
@@ -114,16 +117,12 @@ def _warn_if_lost() -> None:
         )
 
 
-def _remove(path: Path) -> None:
+def _remove_unused() -> None:
+    """Remove the box if no tracer has anything to write any more."""
     global _path
-    if path == _path and not _users:
-        _path = None
+    if _path is not None and not _users:
+        path, _path = _path, None
         places.remove(path)
 
 
-def _remove_own() -> None:
-    if _path is not None and not _users:
-        places.remove(_path)
-
-
-atexit.register(_remove_own)  # early, so that it runs after the tracers' last files
+atexit.register(_remove_unused)  # early, so that it runs after the tracers' last files

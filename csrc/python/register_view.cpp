@@ -11,6 +11,7 @@
 
 #include "python/encode.h"
 #include "python/registers.h"
+#include "record/recorder.h"
 #include "snapshot/file_sink.h"
 #include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
@@ -23,6 +24,10 @@ namespace py = pybind11;
 namespace pytracer {
 
 namespace {
+
+void check_process() {
+  if (!Recorder::instance().is_whole()) throw Error("this process was cloned from the one that recorded");
+}
 
 // The lines that frames of stacks have in these files, or in any file whose name is UTF-8; at most
 // `most` of them.
@@ -55,6 +60,7 @@ void register_view(py::module_& core) {
           [](const View& view, int file, const py::bytes& path, const py::dict& metadata,
              const py::dict& devices, const py::dict& generated_code,
              const py::dict& file_names) {
+            check_process();
             const SnapshotExtras extras =
                 encode_extras(metadata, devices, generated_code, file_names);
             std::string name = path;
@@ -68,6 +74,7 @@ void register_view(py::module_& core) {
           "to_bytes",
           [](const View& view, const py::dict& metadata, const py::dict& devices,
              const py::dict& generated_code, const py::dict& file_names) {
+            check_process();
             const SnapshotExtras extras =
                 encode_extras(metadata, devices, generated_code, file_names);
             MemorySink sink;

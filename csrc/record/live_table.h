@@ -120,7 +120,7 @@ class LiveTable {
     return block.address == address && block.state == kLive;
   }
   // Entries ever used: from 1 on, up to this one.
-  uint32_t used() const noexcept { return static_cast<uint32_t>(entries_.blocks.count().load(std::memory_order_relaxed)); }
+  uint32_t used() const noexcept { return static_cast<uint32_t>(entries_.blocks.count()); }
   __attribute__((noinline, cold)) bool has_room() noexcept;  // for one more than were ever used
   void release(uint32_t entry) noexcept;  // it is in no chain any more
   void count(int32_t blocks, int64_t bytes) noexcept {
@@ -160,7 +160,7 @@ inline LiveTable::Inserted LiveTable::insert(uint64_t address, uint64_t size,
     free_list_ = entries_.blocks[entry].next;
   } else if (const uint32_t used = this->used(); used + 1 < limit_ || has_room()) {
     entry = used + 1;
-    entries_.blocks.count().store(entry, std::memory_order_relaxed);
+    entries_.blocks.set_count(entry);
   } else {
     return {false, nullptr};
   }

@@ -3,9 +3,11 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "record/clock.h"
+#include "record/recorder.h"
 
 namespace pytracer {
 
@@ -86,20 +88,23 @@ uint16_t Phases::add_number(uint16_t parent, std::string_view name) {
     throw;
   }
   name_bytes_ += name.size();
-  if (noted_ != nullptr) note(nodes_.back());
+  if (noted_ != nullptr && Recorder::instance().is_whole()) note(number);
   return number;
 }
 
-void Phases::note(const Node& node) noexcept {
-  char row[1024] = {static_cast<char>(node.parent & 0xff), static_cast<char>(node.parent >> 8)};
-  const size_t size = node.name.copy(row + 2, sizeof(row) - 2);
-  noted_->intern({row, size + 2});
+void Phases::note(size_t number) noexcept {
+  const Node& node = nodes_[number];
+  char row[1024];
+  const uint16_t numbers[] = {static_cast<uint16_t>(number), node.parent};
+  std::memcpy(row, numbers, sizeof(numbers));
+  const size_t size = node.name.copy(row + sizeof(numbers), sizeof(row) - sizeof(numbers));
+  noted_->intern({row, sizeof(numbers) + size});
 }
 
 void Phases::note_in(InternTable* table) noexcept {
   std::lock_guard lock(mutex_);
   noted_ = table;
-  for (size_t i = 1; i < nodes_.size() && table != nullptr; ++i) note(nodes_[i]);
+  for (size_t i = 1; i < nodes_.size() && table != nullptr; ++i) note(i);
 }
 
 std::atomic<Phases::Entry*>* Phases::find(uint64_t entry) noexcept {

@@ -65,8 +65,8 @@ class Phases {
     uint64_t names_dropped = 0;
   };
   Spans since(int64_t ticks) const;  // any thread; throws std::bad_alloc
-  // From now on the table has each phase, by number: its parent's number, as two bytes, and its name. Null:
-  // no table.
+  // From now on the table has each phase: its number and its parent's, as two bytes each, and its name. Null: no
+  // table.
   void note_in(InternTable* table) noexcept;
   // Gives the next number to a phase of another process. Throws std::bad_alloc.
   void add(uint16_t parent, std::string_view name);
@@ -92,7 +92,7 @@ class Phases {
   // Under mutex_, as all below.
   uint16_t find_or_add(uint16_t parent, std::string_view name);
   uint16_t add_number(uint16_t parent, std::string_view name);
-  void note(const Node& node) noexcept;
+  void note(size_t number) noexcept;
   void add_span(const Entry& entry, int64_t end) noexcept;
   std::atomic<Entry*>* find(uint64_t entry) noexcept;  // the link to it; null: it was left
   // Removes the entry that `link` points to; `link` then points to the next older one.

@@ -46,7 +46,7 @@ class RingBuffer {
 
   // Writer, under the writer lock. The event's ticks are not 0.
   void append(const Event& event) noexcept {
-    const uint64_t sequence = head_.load(std::memory_order_relaxed);
+    const uint64_t sequence = slots_.count();
     Slot& slot = slots_[next_];
     announced_.store(sequence + 1, std::memory_order_relaxed);
     // A reader that sees one of these words then also sees the announcement. (Release stores, not a
@@ -63,7 +63,7 @@ class RingBuffer {
     store(5, (uint64_t{static_cast<uint8_t>(event.device)} << 56) | (uint64_t{event.action} << 48) |
                  (uint64_t{event.metadata} << 32) | (uint64_t{event.pool} << 16) | event.phase);
     if (++next_ == limit_) go_on();
-    head_.store(sequence + 1, std::memory_order_release);
+    slots_.set_count(sequence + 1);
   }
 
   // Writer. Replaces the stacks of an event that the ring holds. A reader gets one or the other.
@@ -76,7 +76,7 @@ class RingBuffer {
   }
 
   // The number of the next event. Any thread.
-  uint64_t head() const noexcept { return head_.load(std::memory_order_acquire); }
+  uint64_t head() const noexcept { return slots_.count(std::memory_order_acquire); }
   // The number of the oldest event that is still held. Any thread.
   uint64_t oldest() const noexcept {
     const uint64_t end = head();
@@ -121,9 +121,8 @@ class RingBuffer {
         first_(first),
         next_(static_cast<uint32_t>(first % capacity)),
         limit_(next_),
-        head_(slots_.count()),
         announced_(first) {
-    head_ = first;
+    slots_.set_count(first);
     if (slots_.entry() != nullptr) {
       slots_.entry()->first = first;
       slots_.entry()->number = capacity;
@@ -156,7 +155,6 @@ class RingBuffer {
   const uint64_t first_;  // number of the first event that this ring ever held
   uint32_t next_;         // slot of the next event: head % capacity, without the division
   uint32_t limit_;        // slots that are backed
-  std::atomic<uint64_t>& head_;
   std::atomic<uint64_t> announced_;  // the number of events whose slot is or was being written
 };
 

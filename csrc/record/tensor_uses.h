@@ -45,7 +45,7 @@ class TensorUses {
     const uint64_t number = uses_.count();
     if (uses_.back(std::min<uint64_t>(number + 1, kMost)) <= number % kMost) return;
     uses_[number % kMost] = {sequence, address & (~uint64_t{0} >> 8), static_cast<uint8_t>(role)};
-    uses_.count().store(number + 1, std::memory_order_relaxed);
+    uses_.set_count(number + 1);
   }
 
   // Copies the uses from number `next` on, at most `most`. Returns how many; `next` moves behind them.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <memory>
 
 #include "support/error.h"
@@ -31,8 +32,15 @@ BoxReader::BoxReader(int file) : file_(file) {
     if (kind == BoxKind::none || entry.offset > end) continue;
     const uint64_t backed = std::min({entry.backed.load(), end - entry.offset, kMaxArrayBytes});
     arrays_.push_back({kind, entry.device, entry.array, entry.number, entry.item_bytes, entry.offset, backed,
-                       entry.count.load(), entry.first, entry.serial});
+                       entry.count.load(), entry.first, entry.serial,
+                       static_cast<uint64_t>(reinterpret_cast<const char*>(&entry) -
+                                             reinterpret_cast<const char*>(header.get()))});
   }
+}
+
+uint64_t BoxReader::count_now(const Array& array) const {
+  uint64_t count = 0;
+  return read(array.entry + offsetof(BoxEntry, count), &count, sizeof(count)) == sizeof(count) ? count : 0;
 }
 
 size_t BoxReader::read(uint64_t offset, void* to, size_t size) const {

@@ -23,12 +23,13 @@ class BoxReader {
     int device;
     uint16_t array;
     uint32_t number, item_bytes;
-    uint64_t offset, backed, count, first, serial;
+    uint64_t offset, backed, count, first, serial, entry /* its offset */;
     uint64_t capacity() const noexcept { return item_bytes != 0 ? backed / item_bytes : 0; }
   };
   const std::vector<Array>& arrays() const noexcept { return arrays_; }
   // Of this kind, the one that was made last; null: there is none.
   const Array* newest(BoxKind kind, int device = 0, uint32_t number = 0, uint16_t array = 0) const;
+  uint64_t count_now(const Array& array) const;  // of a process that goes on
   bool is_cut() const noexcept { return is_cut_; }
 
   // Some of an array's items. Those that the file does not have are left out, and so are all of an array whose

@@ -11,7 +11,11 @@ struct Tree {
   uint64_t serial;
   uint32_t base;
   CallTree::Rows rows;
-  bool has(uint32_t stack) const noexcept { return stack - base - 1 < rows.nodes.size(); }
+  // A stack without links.
+  bool has(uint32_t stack) const noexcept {
+    const uint32_t place = stack - base - 1;
+    return place < rows.nodes.size() && !StackLink::is_link(rows.nodes[place].frame);
+  }
 };
 
 // The first node that cannot be, or the number of nodes. All readers end at a node without a frame.

@@ -1,6 +1,7 @@
 #include "restore/restored_view.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <set>
@@ -16,26 +17,30 @@ namespace pytracer {
 
 namespace {
 
-constexpr size_t kNumberBytes = 2;  // before a name
+constexpr size_t kNumberBytes = 2;  // before a name, once or twice
 
-uint16_t number_before(const std::string& row) noexcept {
-  if (row.size() < kNumberBytes) return 0;
-  return static_cast<uint16_t>(static_cast<unsigned char>(row[0]) | static_cast<unsigned char>(row[1]) << 8);
+uint16_t number_at(const std::string& row, size_t place) noexcept {
+  uint16_t number = 0;
+  if (row.size() >= place + sizeof(number)) std::memcpy(&number, row.data() + place, sizeof(number));
+  return number;
 }
 
+std::string name_after(const std::string& row, size_t place) { return row.substr(std::min(row.size(), place)); }
+
 size_t restore_phases(const BoxReader& box) {
-  const std::vector<std::string> rows = box.names(BoxKind::phases);
-  for (const std::string& row : rows) {
-    Phases::instance().add(number_before(row), std::string_view(row).substr(std::min(row.size(), kNumberBytes)));
+  Phases& phases = Phases::instance();
+  for (const std::string& row : box.names(BoxKind::phases)) {
+    while (phases.numbers() + 1 < number_at(row, 0)) phases.add(0, "");  // a row is damaged
+    phases.add(number_at(row, kNumberBytes), name_after(row, 2 * kNumberBytes));
   }
-  return Phases::instance().numbers();
+  return phases.numbers();
 }
 
 size_t restore_node_types(const BoxReader& box) {
   static std::deque<std::string> mangled;  // whose addresses are the types
   size_t count = 0;
   for (const std::string& row : box.names(BoxKind::node_types)) {
-    mangled.push_back(row.substr(std::min(row.size(), kNumberBytes)));
+    mangled.push_back(name_after(row, kNumberBytes));
     count = std::max<size_t>(count, NodeTypes::instance().number_of(mangled.back().c_str()));
   }
   return count;
@@ -70,7 +75,7 @@ class Restored {
     accelerator_clock_ =
         has_other ? restored_clock(box, BoxKind::accelerator_clock, options.is_same_boot) : view_.clock;
     view_.begin = view_.end = view_.clock->front().ticks;
-    restore_devices();
+    restore_devices();  // of many clock pairs, the first ones are gone
     restore_steps();
   }
   View view() { return std::move(view_); }
@@ -112,7 +117,8 @@ class Restored {
     const uint64_t head = array->count, capacity = std::max(array->number, 1u);
     const std::vector<Event> events = box_.items<Event>(array, 0, capacity);
     // The event that follows may be half written in the place of the oldest one.
-    uint64_t first = std::max(array->first, head >= capacity ? head - capacity + 1 : 0);
+    const uint64_t last = std::max(box_.count_now(*array), head);  // what came while the events were read
+    uint64_t first = std::max(array->first, last >= capacity ? last - capacity + 1 : 0);
     first = std::min(first, head);
     std::vector<Event> held;
     for (uint64_t sequence = first; sequence < head; ++sequence) {
@@ -128,6 +134,7 @@ class Restored {
       if (event.phase > phases_) event.phase = 0;
       if (event.pool > pools_.first) event.pool = 0;
       if (event.metadata > pools_.second) event.metadata = 0;
+      view_.begin = std::min(view_.begin, event.ticks);
       view_.end = std::max(view_.end, event.ticks);
       held.push_back(event);
     }

@@ -29,7 +29,7 @@ void BoxNotes::describe(std::string_view text) noexcept {
   const size_t size = std::min<size_t>(text.size(), kMaxDescription);
   if (description_.back(begin + size) < begin + size) return;
   if (size > 0) std::memcpy(&description_[begin], text.data(), size);
-  description_.count().store(uint64_t{size} << 1 | half, std::memory_order_release);
+  description_.set_count(uint64_t{size} << 1 | half);
 }
 
 }  // namespace pytracer

@@ -36,6 +36,7 @@ class BoxNotes {
   BoxNotes& operator=(const BoxNotes&) = delete;
 
   void note_step(const BoxStep& step) noexcept { note(steps_, kMostSteps, step); }
+  void forget_steps() noexcept { steps_.set_count(0); }
   void note_clock(const WallClock::Pair& pair) noexcept { note(clock_, kMostPairs, pair); }
   void note_accelerator_clock(const WallClock::Pair& pair) noexcept {
     note(accelerator_clock_, kMostPairs, pair);
@@ -50,7 +51,7 @@ class BoxNotes {
     const uint64_t number = rows.count();
     if (rows.back(std::min<uint64_t>(number + 1, most)) <= number % most) return;
     rows[number % most] = row;
-    rows.count().store(number + 1, std::memory_order_release);
+    rows.set_count(number + 1);
   }
 
   ReservedArray<BoxStep> steps_;                               // counts: of all that were ever noted

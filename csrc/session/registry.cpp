@@ -1,6 +1,7 @@
 #include "session/registry.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
@@ -80,7 +81,10 @@ void Registry::remove(Session& session) noexcept {
 
 void Registry::open_box(int file) {
   std::lock_guard lock(control_);
-  if (!sessions_.empty() || box_) throw Error("this process is recorded already");
+  if (!sessions_.empty() || box_) {
+    close(file);
+    throw Error("this process is recorded already, by a tracer without an output");
+  }
   Box::watch([]() noexcept {
     for (const bool cpu : {true, false}) Recorder::instance().set_enabled(cpu, false);
   });
@@ -98,9 +102,10 @@ void Registry::describe_box(std::string_view text) {
 }
 
 void Registry::note_step(const Session& session, uint32_t number, int64_t ticks,
-                         const std::vector<uint64_t>& begins) {
+                         const std::vector<uint64_t>& begins, bool replaces) {
   if (!notes_ || sessions_.empty() || sessions_.front() != &session) return;
   note_clocks();
+  if (replaces) notes_->forget_steps();
   const std::vector<int>& devices = session.devices();
   for (size_t i = 0; i < begins.size(); ++i) notes_->note_step({begins[i], ticks, number, devices[i]});
 }
@@ -136,8 +141,9 @@ void Registry::apply_wishes() {
     (log->is_cpu() ? cpu_enabled : accelerators_enabled) |= mode != Mode::off;
   }
   recorder_.set_forward_stacks(forward_stacks);
-  recorder_.set_enabled(true, cpu_enabled);
-  recorder_.set_enabled(false, accelerators_enabled);
+  const bool has_tables = !Box::was_lost();
+  recorder_.set_enabled(true, cpu_enabled && has_tables);
+  recorder_.set_enabled(false, accelerators_enabled && has_tables);
 }
 
 void Registry::set_accelerator(const pytracer_hook& hook) {

@@ -64,7 +64,7 @@ class Registry {
   void record_oom(int device, uint64_t requested_size, uint64_t free_size);
 
   // Any thread, not under control(). Has what is recorded lie in a box, from the first session on. Takes over
-  // the descriptor of an empty file. Throws Error: there already is a session; IoError: the file system cannot.
+  // the descriptor of an empty file, also if it throws. Throws Error: there already is a session; IoError: the file system cannot.
   void open_box(int file);
   // As BoxNotes::describe(); does nothing without a box.
   void describe_box(std::string_view text);
@@ -72,7 +72,7 @@ class Registry {
   // Under control(), all below.
   // Notes that a step of a session begins, if the box is this session's.
   void note_step(const Session& session, uint32_t number, int64_t ticks,
-                 const std::vector<uint64_t>& begins);
+                 const std::vector<uint64_t>& begins, bool replaces = false);
   struct Resources {
     std::vector<std::shared_ptr<DeviceLog>> logs;  // in the order of the session's devices
     std::shared_ptr<StackTable> stacks;

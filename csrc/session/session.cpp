@@ -13,6 +13,7 @@ Session::Session(SessionOptions options)
       begun_(now_ticks()) {}
 
 Session::~Session() {
+  if (!Recorder::instance().is_whole()) return;
   std::lock_guard lock(registry_.control());
   mode_ = Mode::off;
   if (registered_) registry_.remove(*this);
@@ -106,6 +107,7 @@ void Session::begin_step(uint32_t number, bool replaces) {
   if (replaces) {
     steps_.erase(steps_.begin() + 1, steps_.end());
     steps_.front().number = number;
+    registry_.note_step(*this, number, steps_.front().ticks, steps_.front().begins, true);
     return;
   }
   const int64_t ticks = now_ticks();

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,6 +50,7 @@ int file_slot(int descriptor) {
     file.number = about.st_ino;
     return slot;
   }
+  close(descriptor);
   throw Error("there are " + std::to_string(kFiles) + " boxes already");
 }
 
@@ -69,6 +71,16 @@ char* map_part(int file, uint64_t offset, size_t bytes) noexcept {
     return begin;
   }
   return nullptr;
+}
+
+// Puts zeroes in the place of a part that this child has not. Other handlers may have mapped something there.
+void fill_hole(char* memory, size_t bytes) noexcept {
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+  void* const filled = mmap(memory, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  if (filled != MAP_FAILED && filled != memory) munmap(filled, bytes);  // an older kernel
 }
 
 void unmap_part(char* memory, size_t bytes) noexcept {
@@ -114,7 +126,7 @@ Box::Box(int file) : slot_(file_slot(file)), process_(getpid()) {
   if (allocate(0, sizeof(BoxHeader))) memory = map_part(file, 0, sizeof(BoxHeader));
   if (memory == nullptr) {
     const int reason = errno;
-    g_files[slot_].is_taken = false;
+    close_file();
     throw IoError(reason, "no box", "");
   }
   header_ = reinterpret_cast<BoxHeader*>(memory);
@@ -139,17 +151,26 @@ int Box::descriptor() const noexcept {
   return getpid() == process_ && g_files[slot_].is_open() ? g_files[slot_].descriptor : -1;
 }
 
+// Leaves the disk some space: the program's own files come first.
 bool Box::allocate(uint64_t offset, uint64_t bytes) noexcept {
+  constexpr uint64_t kReserve = uint64_t{256} << 20;
   const int file = descriptor();
   rlimit limit{};
+  struct statvfs disk {};
   if (file < 0 || getrlimit(RLIMIT_FSIZE, &limit) != 0 || offset + bytes > limit.rlim_cur) {
     errno = EFBIG;
     return false;
   }
-  int result;
-  do {
+  const bool has_limit = fstatvfs(file, &disk) == 0 && disk.f_blocks != 0;
+  if (has_limit && disk.f_bavail * disk.f_frsize < kReserve + bytes) {
+    errno = ENOSPC;
+    return false;
+  }
+  int result = -1;
+  for (int attempt = 0; attempt < 100 && result != 0; ++attempt) {  // signals may interrupt it
     result = fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (result != 0 && errno == EINTR);
+    if (result != 0 && errno != EINTR) break;
+  }
   return result == 0;
 }
 
@@ -165,7 +186,10 @@ Box::Place Box::take(const BoxPart& part, size_t bytes, size_t item_bytes) noexc
     if (entry.capacity == room || (entry.capacity == 0 && free == nullptr)) free = &entry;
     if (entry.capacity == room) break;
   }
-  if (free == nullptr) return {};
+  if (free == nullptr) {
+    header_->is_cut.store(1, std::memory_order_relaxed);
+    return {};
+  }
   const bool is_new = free->capacity == 0;
   const uint64_t offset = is_new ? end_ : free->offset;
   char* const memory = map_part(file, offset, room);
@@ -187,7 +211,9 @@ Box::Place Box::take(const BoxPart& part, size_t bytes, size_t item_bytes) noexc
 
 size_t Box::back(const Place& place, size_t wanted) noexcept {
   const size_t from = place.entry->backed.load(std::memory_order_relaxed), all = place.bytes;
-  const size_t to = std::min(all, rounded_up(std::max(wanted, from + from / 2), kPiece));
+  // In small steps: a hook may wait for it.
+  const size_t step = std::min<size_t>(from / 2, 1 << 20);
+  const size_t to = std::min(all, rounded_up(std::max(wanted, from + step), kPiece));
   if (allocate(place.entry->offset + from, to - from)) {
     place.entry->backed.store(to, std::memory_order_release);
     return to;
@@ -199,14 +225,11 @@ size_t Box::back(const Place& place, size_t wanted) noexcept {
 }
 
 void Box::give_back(const Place& place) noexcept {
+  if (getpid() != process_) return;  // a child has not got it
+  madvise(place.memory, place.bytes, MADV_REMOVE);  // what follows in this part begins with zeroes
   unmap_part(place.memory, place.bytes);
-  if (getpid() != process_) return;
   const std::lock_guard lock(mutex_);
   place.entry->kind.store(BoxKind::none, std::memory_order_release);
-  if (const int file = descriptor(); file >= 0) {  // what follows in this part begins with zeroes
-    fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(place.entry->offset),
-              static_cast<off_t>(place.bytes));
-  }
 }
 
 void Box::watch(void (*on_lost)() noexcept) noexcept {
@@ -224,9 +247,10 @@ void Box::after_fork_in_child() noexcept {
   for (Range& range : g_ranges) {
     char* const begin = range.begin.load(std::memory_order_relaxed);
     if (begin == nullptr) continue;
-    map_private(begin, range.bytes.load(std::memory_order_relaxed));
+    fill_hole(begin, range.bytes.load(std::memory_order_relaxed));
     range.begin.store(nullptr, std::memory_order_relaxed);
   }
+  g_was_lost.store(false, std::memory_order_relaxed);
   for (File& file : g_files) {
     if (file.is_open()) close(file.descriptor);
     file.is_taken = false;

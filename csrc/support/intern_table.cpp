@@ -31,7 +31,7 @@ uint32_t InternTable::intern(std::string_view bytes) noexcept {
     return 0;
   }
   std::memcpy(&bytes_[used], bytes.data(), size);
-  bytes_.count().store(used + size, std::memory_order_relaxed);
+  bytes_.set_count(used + size);
   return last_ = strings_.add({hash_of(bytes), 0, used, size});
 }
 

@@ -32,14 +32,14 @@ class Interner {
   uint32_t add(const Item& item) noexcept {
     const uint32_t number = count() + 1;
     items_.all[number] = item;
-    items_.all.count().store(number, std::memory_order_release);
+    items_.all.set_count(number);
     index_.insert(number);
     return number;
   }
   Item& operator[](uint32_t number) noexcept { return items_.all[number]; }
   const Item& operator[](uint32_t number) const noexcept { return items_.all[number]; }
   uint32_t count() const noexcept {
-    return static_cast<uint32_t>(items_.all.count().load(std::memory_order_acquire));
+    return static_cast<uint32_t>(items_.all.count(std::memory_order_acquire));
   }
   // One thread at a time. Otherwise there is room for one more.
   bool is_full() noexcept { return items_.all.back(size_t{count()} + 2) < size_t{count()} + 2; }
@@ -47,7 +47,7 @@ class Interner {
   // Forgets all items. In a fork handler too.
   void clear() noexcept {
     index_.clear();
-    items_.all.count() = 0;
+    items_.all.set_count(0);
   }
 
   // What an item takes, with its place in the index.

@@ -5,7 +5,8 @@
 // 2. Pages are committed, zero-filled, at the first touch. Of an array in a box, back() comes first.
 // 3. A forked child sees zeroes (where the kernel can do that), so fork copies nothing.
 // 4. Only the constructors and back() take address space. Nothing else allocates or throws.
-// 5. count() is its user's; in a box, the reader of the box finds it there.
+// 5. count() is its user's. It lies outside of the box, whose reader finds a copy: so what a writer relies on
+//    is there in a child, and after the file was truncated.
 #pragma once
 
 #include <sys/mman.h>
@@ -58,7 +59,13 @@ class ReservedArray {
   size_t capacity() const noexcept { return bytes_ / sizeof(T); }
   bool has_memory() const noexcept { return data_ != nullptr; }
 
-  std::atomic<uint64_t>& count() const noexcept { return *count_; }
+  uint64_t count(std::memory_order order = std::memory_order_relaxed) const noexcept {
+    return count_.load(order);
+  }
+  void set_count(uint64_t count) noexcept {
+    count_.store(count, std::memory_order_release);
+    copy_->store(count, std::memory_order_release);
+  }
   BoxEntry* entry() noexcept { return place_.entry; }  // null: in no box
 
   // Makes the first elements usable, which may be some more. Returns how many are: fewer than wanted only if
@@ -83,7 +90,7 @@ class ReservedArray {
     if (part.box) place_ = part.box->take(part, bytes_, sizeof(T));
     if (place_.memory != nullptr) {
       box_ = part.box;
-      count_ = &place_.entry->count;
+      copy_ = &place_.entry->count;
       data_ = reinterpret_cast<T*>(place_.memory);
       return;
     }
@@ -102,8 +109,8 @@ class ReservedArray {
   size_t backed_ = 0;  // bytes
   std::shared_ptr<Box> box_;
   Box::Place place_;
-  std::atomic<uint64_t> own_count_{0};
-  std::atomic<uint64_t>* count_ = &own_count_;
+  std::atomic<uint64_t> count_{0}, no_copy_{0};
+  std::atomic<uint64_t>* copy_ = &no_copy_;  // in the box; without one, nobody reads it
 };
 
 }  // namespace pytracer

@@ -7,12 +7,12 @@ import contextlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytracer import _core
-from pytracer.errors import PytracerError
 
 _MAPPED = re.compile(
     rb" (/\S.*/(?:\.pytracer_boxes|pytracer_boxes_\d+)/[\w-]+\.box)$", re.MULTILINE
@@ -49,14 +49,16 @@ def live_devices(pids: frozenset[int] = frozenset()) -> list[LiveDevice]:
     found: list[LiveDevice] = []
     for pid, box in _boxes():
         if not pids or pid in pids:
-            with contextlib.suppress(OSError, PytracerError, ValueError):  # it has ended meanwhile
+            with contextlib.suppress(Exception):  # it has ended meanwhile, or the file is damaged
                 found += _devices(pid, box)
     return sorted(found, key=lambda each: (each.rank is None, each.rank, each.pid, each.device))
 
 
 def _boxes() -> Iterator[tuple[int, Path]]:
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another user's, or it has ended
+        with contextlib.suppress(OSError):  # it has ended
+            if process.stat().st_uid != os.geteuid():
+                continue
             boxes = set(_MAPPED.findall((process / "maps").read_bytes()))
             for box in boxes:
                 # In the folders of the process, which may be those of a container.
@@ -64,6 +66,9 @@ def _boxes() -> Iterator[tuple[int, Path]]:
 
 
 def _devices(pid: int, path: Path) -> Iterator[LiveDevice]:
+    info = os.lstat(path)
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+        return
     with open(path, "rb") as file:
         box = _core.Box(file.fileno())
         described = json.loads(box.description or b"{}")

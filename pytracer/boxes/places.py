@@ -4,7 +4,8 @@ A box (csrc/support/box.h) lies next to the output, if that is on a disk of this
 writes a mapped file back whenever it likes, which another machine's file system is not made for.
 Else it lies in a folder of the user's on a local disk, or in memory that processes share.
 
-The name of a box tells its process: `PID-START-NAMESPACE-BOOT.box`. The process holds a shared lock
+The name of a box tells its process: `PID-START-NAMESPACE-BOOT-NUMBER.box`, with a number for each
+program that the process becomes. The process holds a shared lock
 on the file as long as it lives, for observers in other containers, which do not see its pid.
 """
 
@@ -20,9 +21,9 @@ from pathlib import Path
 from pytracer.backends.trusted_folders import open_trusted
 
 FOLDER = ".pytracer_boxes"
-MOST_LEFT = 16  # boxes of processes that are gone, in one folder; the oldest ones are removed
+MOST_LEFT = 64  # boxes of processes that are gone, in one folder; the oldest ones are removed
 
-_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\w+)\.box")
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\w+)-\d+\.box")
 # File systems of this machine that keep the space that was taken for a file. btrfs and ZFS write to
 # other places each time, for which there may be no space.
 _LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "tmpfs", "overlay"))
@@ -47,15 +48,13 @@ def make(folder: Path) -> tuple[int, Path]:
     """
     if (kind := _file_system(folder)) not in _LOCAL:
         raise OSError(errno.ENOTSUP, f"the file system {kind} is not of this machine's")
-    path = folder / _own_name()
     missing = [*itertools.takewhile(lambda above: not above.exists(), folder.parents)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     at, _ = open_trusted(
         os.path.abspath(folder), forbidden_mode=0o077, follow_last=False, make=True
     )
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(path.name, flags, 0o600, dir_fd=at)
+        file, path = _make_in(at, folder)
     finally:
         os.close(at)
     _made_for[path] = missing
@@ -65,6 +64,15 @@ def make(folder: Path) -> tuple[int, Path]:
         file = higher
     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return file, path
+
+
+def _make_in(at: int, folder: Path) -> tuple[int, Path]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    for number in itertools.count():
+        path = folder / f"{os.getpid()}-{_start('self')}-{_namespace()}-{boot()}-{number}.box"
+        with contextlib.suppress(FileExistsError):
+            return os.open(path.name, flags, 0o600, dir_fd=at), path
+    raise AssertionError
 
 
 def remove(path: Path) -> None:
@@ -89,20 +97,21 @@ def left(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[int | None]:
-    """Open a box that nobody else has; None: somebody has, or has removed it."""
-    file = None
+def claimed(path: Path) -> Iterator[bool]:
+    """Have a box that nobody else has; False: somebody has, or has removed it."""
     try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        is_mine = False
         with contextlib.suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.stat(path)
-            yield file
-            return
-        yield None
+            is_mine = os.path.samestat(os.stat(path), os.fstat(file))
+        yield is_mine
     finally:
-        if file is not None:
-            os.close(file)
+        os.close(file)
 
 
 def boot() -> str:
@@ -114,10 +123,6 @@ def boot_of(path: Path) -> str:
     """Return the start of the machine in which a box was made."""
     name = _NAME.fullmatch(path.name)
     return "" if name is None else name[4]
-
-
-def _own_name() -> str:
-    return f"{os.getpid()}-{_start('self')}-{_namespace()}-{boot()}.box"
 
 
 def _namespace() -> int:

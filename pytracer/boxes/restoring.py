@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,28 +30,52 @@ def restore(folder: Path) -> list[str]:
         A line for each box, which says what was written, or why nothing was.
     """
     lines, when = [], _now()
-    inside = [Path(at, places.FOLDER) for at, names, _ in os.walk(folder) if places.FOLDER in names]
-    private = places.folders(folder)[1:]
-    for box in [box for at in [*inside, *private] for box in places.left(at)]:
-        only_in = folder if box.parent in private else None
-        with places.claimed(box) as file:
-            if file is None:
+    for box in _left_in(folder):
+        with places.claimed(box) as is_mine:
+            if not is_mine:
                 continue
             try:
-                result = _snapshot(box, "killed", when, only_in)
+                result = _snapshot(box, "killed", when)
             except PytracerError as error:
                 lines.append(str(error))
                 continue
-            if result["is_other"]:
-                continue
             places.remove(box)
-            if result["path"] is not None:
-                how = "ended without writing"
-                if result["is_by_oom_killer"]:
-                    how += ", when the kernel ended a process of its cgroup for want of memory"
-                path = printable(result["path"])
-                lines.append(f"{result['who']} {how}; what it had recorded is in {path}")
+        if result["path"] is not None:
+            how = "ended without writing"
+            if result["is_by_oom_killer"]:
+                how += ", when the kernel ended a process of its cgroup for want of memory"
+            path = printable(result["path"])
+            lines.append(f"{result['who']} {how}; what it had recorded is in {path}")
     return lines
+
+
+def _left_in(folder: Path) -> Iterator[Path]:
+    for at, names, _ in os.walk(folder):
+        if places.FOLDER in names:
+            yield from places.left(Path(at, places.FOLDER))
+    wanted = Path(os.path.realpath(folder))
+    for private in places.folders(folder)[1:]:
+        for box in places.left(private):
+            with contextlib.suppress(Exception):  # whatever it says
+                output = Path(os.path.realpath(described(box)["folder"]))
+                if wanted in (output, *output.parents):
+                    yield box
+
+
+def described(box: Path) -> dict[str, Any]:
+    """Return what the process of a box said last, which may have any keys; {}: it has written all.
+
+    Raises:
+        Exception: It is no box, or damaged.
+    """
+    from pytracer import _core  # not where there is no box
+
+    file = os.open(box, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found: dict[str, Any] = json.loads(_core.Box(file).description or b"{}")
+        return found
+    finally:
+        os.close(file)
 
 
 def snapshot_of_live(box: Path) -> Path | None:
@@ -62,10 +87,9 @@ def snapshot_of_live(box: Path) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _snapshot(box: Path, event: str, when: str, only_in: Path | None = None) -> dict[str, Any]:
+def _snapshot(box: Path, event: str, when: str) -> dict[str, Any]:
     """Return what `pytracer.tracing.restore` prints, or raise a PytracerError."""
-    folder = os.path.abspath(only_in) if only_in else ""
-    command = python_command("pytracer.tracing.restore", os.fspath(box), event, when, folder)
+    command = python_command("pytracer.tracing.restore", os.path.abspath(box), event, when)
     try:
         done = run_captured(command, PATIENCE_S, {**os.environ, "PYTRACER": "0"})
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -85,6 +109,6 @@ def remove_surplus(folder: Path) -> None:
     """Remove the oldest boxes of processes that are gone, beyond `MOST_LEFT`. Never raises."""
     with contextlib.suppress(OSError):
         for box in places.left(folder)[: -places.MOST_LEFT]:
-            with places.claimed(box) as file:
-                if file is not None:
+            with places.claimed(box) as is_mine:
+                if is_mine:
                     places.remove(box)

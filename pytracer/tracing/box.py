@@ -22,14 +22,15 @@ from pytracer.log import warn_once
 _REFRESH_S = 10.0
 
 _path: Path | None = None
-_users: dict[object, Callable[[], dict[str, Any]]] = {}  # what each has to say, by its key
+_users: dict[object, Callable[[], dict[str, Any]]] = {}  # what each has to say
 _known: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers' recordings that have entered
+_is_kept = False  # a file at the end could not be written
 _described_at = 0.0
 
 
 def _forget_the_parents() -> None:
-    global _path
-    _path = None
+    global _path, _known, _is_kept
+    _path, _known, _is_kept = None, weakref.WeakSet(), False
     _users.clear()
 
 
@@ -41,7 +42,7 @@ def enter(user: Any, output: Path) -> None:
     global _path
     if user not in _known:
         _known.add(user)
-        weakref.finalize(user, _remove_unused).atexit = False
+        weakref.finalize(user, _remove_unknown).atexit = False
     if _path is not None:
         return
     reasons = []
@@ -54,11 +55,10 @@ def enter(user: Any, output: Path) -> None:
         try:
             _core.open_box(file)
         except Exception as error:
-            os.close(file)
             places.remove(path)
-            if isinstance(error, PytracerError):  # another tracer, without an output, came first
-                return
             reasons.append(f"{folder}: {error}")
+            if isinstance(error, PytracerError):
+                break
             continue
         _path = path
         restoring.remove_surplus(folder)
@@ -97,14 +97,17 @@ def describe(
         warn_once(f"the box of this process is not up to date: {error!r}", "box")
 
 
-def leave(user: object) -> None:
-    """Say that a tracer has written what it has to say. Never raises."""
-    if _users.pop(user, None) is None or _path is None:
+def leave(user: object, has_written: bool) -> None:
+    """Say that a tracer has ended, and whether it has written what it has to say. Never raises."""
+    global _is_kept
+    description = _users.pop(user, None)
+    if description is None or _path is None:
         return
     _warn_if_lost()
+    _is_kept = _is_kept or not has_written
     if _users:
         describe(*next(iter(_users.items())))
-    else:
+    elif not _is_kept:
         _core.describe_box(b"")
 
 
@@ -117,10 +120,16 @@ def _warn_if_lost() -> None:
         )
 
 
+def _remove_unknown() -> None:
+    """Remove the box once no tracer is left that has entered it."""
+    if not _known:
+        _remove_unused()
+
+
 def _remove_unused() -> None:
     """Remove the box if no tracer has anything to write any more."""
     global _path
-    if _path is not None and not _users:
+    if _path is not None and not _users and not _is_kept:
         path, _path = _path, None
         places.remove(path)
 

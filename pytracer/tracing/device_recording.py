@@ -130,6 +130,7 @@ class DeviceRecording:
 
         Raises a ConfigError if there is no room for the ring.
         """
+        before = self.session  # its tables, and their box, go with the last session
         if self.indices != indices:
             self.indices = indices
             self.session = self.new_session()
@@ -144,6 +145,7 @@ class DeviceRecording:
             self.options = replace(self.options, trace_alloc_max_entries=entries)
             self.session = self.new_session()
             self._start_session(step, history)
+        del before
         REGISTRY.follow()
 
     def _start_session(self, step: int, history: bool) -> None:

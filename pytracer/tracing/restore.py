@@ -1,13 +1,13 @@
 """The program that writes a snapshot from a box: `pytracer.boxes.restoring` runs it.
 
-`python -m pytracer.tracing.restore BOX EVENT WHEN ONLY_IN` prints a JSON object as its last line:
-`path` of the snapshot, or null if the process had used no device or had written all; `who`, as in
-"rank 3 (process 7 of host) in step 12"; `is_by_oom_killer`; and `is_other`, whether the output is
-not in the folder `ONLY_IN`, and the box was left alone. The event is "killed", or "demand" of a
+`python -m pytracer.tracing.restore BOX EVENT WHEN` prints a JSON object as its last line: `path` of
+the snapshot, or null if the process had used no device or had written all; `who`, as in "rank 3
+(process 7 of host) in step 12"; and `is_by_oom_killer`. The event is "killed", or "demand" of a
 live process.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -27,22 +27,18 @@ MISSING = ["owners", "statistics", "settings", "phases"]
 
 def main() -> None:
     """Write the snapshot; see the module."""
-    box, event, when, only_in = sys.argv[1:]
-    print(json.dumps(restored(Path(box), event, when, only_in)))
+    box, event, when = sys.argv[1:]
+    print(json.dumps(restored(Path(box), event, when)))
 
 
-def restored(path: Path, event: str, when: str, only_in: str) -> dict[str, Any]:
+def restored(path: Path, event: str, when: str) -> dict[str, Any]:
     """Write the snapshot of a box, and return what the program prints."""
     with open(path, "rb") as file:
         box = _core.Box(file.fileno())
         described = json.loads(box.description or b"{}")
-        result = {"path": None, "who": "", "is_by_oom_killer": False, "is_other": False}
+        result = {"path": None, "who": "", "is_by_oom_killer": False}
         if not described:
             return result
-        before, between, after = described["path"]
-        output = Path(before + event + between + when + after)
-        if only_in and Path(only_in) not in output.parents:
-            return {**result, "is_other": True}
         (depth, context, forward), about = described["recording"], described["metadata"]
         view = box.view(depth, context, forward, places.boot_of(path) == places.boot())
         if described["only_if_used"] and not view.used_devices:
@@ -59,6 +55,7 @@ def restored(path: Path, event: str, when: str, only_in: str) -> dict[str, Any]:
         about["format_version"] = tuple(about["format_version"])
         about["source_lines"] = source_lines(view, {}, about["torch_folders"])
         devices = {int(index): sizes for index, sizes in described["devices"].items()}
+        output = _unused(path, described, event, when)
         output.parent.mkdir(parents=True, exist_ok=True)
         with open_atomically(output) as opened:
             view.write(opened.fileno(), os.fsencode(output), about, devices)
@@ -68,6 +65,21 @@ def restored(path: Path, event: str, when: str, only_in: str) -> dict[str, Any]:
         if box.last_step:
             who += f" in step {box.last_step}"
         return {**result, "path": os.fspath(output), "who": who}
+
+
+def _unused(box: Path, described: dict[str, Any], event: str, when: str) -> Path:
+    """Return a path that no file has, in the folder that the box is in now."""
+    folder = Path(described["folder"])
+    if box.parent.name == places.FOLDER:  # which may have been moved, or be another container's
+        folder = box.parent.parent
+    before, between, after = described["path"]
+    first = folder / f"{before}{event}{between}{when}{after}"
+    for number in itertools.count(1):
+        end = f"_{number}" if number > 1 else ""
+        path = first.with_name(f"{first.stem}{end}{first.suffix}")
+        if not path.exists():
+            return path
+    raise AssertionError
 
 
 if __name__ == "__main__":

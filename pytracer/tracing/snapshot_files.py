@@ -152,13 +152,13 @@ class Files:
         return self._output.parent if self._is_file else self._output
 
     def by_others(self) -> tuple[str, str, str]:
-        """Return the parts of the path of a file that another process writes for this one.
+        """Return the parts of the path, in `folder`, of a file that another process writes.
 
         Between the first two is what happened, as in "killed"; between the last two is the time.
         """
         event, time = "EVENT", "YYYYMMDD-HHMMSS"
-        path = str(self._path(f"{event}_{time}", f"{event}-{time}"))
-        before, between, after = re.split(f"{event}([_-]){time}", path)
+        path = self._path(f"{event}_{time}", f"{event}-{time}").relative_to(self.folder)
+        before, between, after = re.split(f"{event}([_-]){time}", str(path))
         return before, between, after
 
     def at_the_end(self) -> Path | None:

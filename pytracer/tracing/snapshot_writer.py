@@ -149,6 +149,7 @@ class SnapshotWriter:
         assert self.files is not None
         recording = self._recording
         return {
+            "folder": os.fspath(self.files.folder),
             "path": self.files.by_others(),
             "only_if_used": self._only_if_used,
             "metadata": {**metadata(recording), **more},

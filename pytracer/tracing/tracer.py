@@ -192,8 +192,7 @@ class Tracer(LiveAnswers):
             return
         failures = self._writer.failures
         self._write_end(error)
-        if self._writer.failures == failures:
-            box.leave(self._recording)
+        box.leave(self._recording, has_written=self._writer.failures == failures)
 
     def _write_end(self, error: BaseException | None) -> None:
         view: _core.View | None = None

@@ -269,7 +269,7 @@ def test_a_dump_that_fails(
         assert "was not written" in caplog.text
         monkeypatch.undo()
     # AND no partial file is left
-    assert [path.name for path in tmp_path.iterdir()] == ["x.pickle"]
+    assert files(tmp_path) == ["x.pickle"]
 
 
 def test_the_log_explains_the_out_of_memory(

@@ -81,7 +81,7 @@ def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> Non
         assert found["temporary"] >= 2048 * 256 * 4
     else:
         # Only the argument of the layer that runs, which no node has saved yet.
-        assert found.get("temporary", 0) <= 16 << 20
+        assert found.get("temporary", 0) <= 17 << 20
 
 
 def test_what_autocast_keeps_is_temporary(backend: str, tmp_path: Path) -> None:

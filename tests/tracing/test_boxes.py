@@ -243,6 +243,85 @@ with open("other", "wb+") as file:
         assert ("Fatal Python error: Bus error" in done.stderr) == bool(first)
 
 
+def test_a_truncated_box_of_many_functions(tmp_path: Path) -> None:
+    # WHEN the file is truncated after many functions have allocated
+    program = """
+names = [f"f{i}" for i in range(400)]
+for name in names: exec(f"def {name}(): return torch.empty(9)")
+calls = [globals()[name] for name in names]
+for call in calls: call()
+[box] = __import__("pathlib").Path(".").rglob("*.box")
+os.truncate(box, 0)
+for _ in range(3):
+    for call in calls: call()
+tracer.stop(); tracer.start()
+for call in calls: call()
+print("alive", tracer.stats()["devices"][0]["held"])
+"""
+    # THEN nothing hangs, and nothing is recorded any more
+    done = run(START + program, cwd=tmp_path, timeout=60)
+    assert done.stdout == "alive 0\n", done.stderr
+
+
+def test_a_child_that_writes_its_parents_view_does_not_crash(tmp_path: Path) -> None:
+    program = START + """
+view = tracer._session.view()
+if os.fork() == 0:
+    view.to_bytes({}, {})
+    os._exit(6)
+assert os.WEXITSTATUS(os.wait()[1]) == 6
+"""
+    assert run(program, cwd=tmp_path).returncode == 0
+
+
+def test_devices_that_appear_late_are_in_the_box(tmp_path: Path) -> None:
+    # WHEN a tracer's session is replaced, as for devices that appear late
+    program = START + """
+recording = tracer._recording
+recording.session.stop()
+recording.start({"cpu": [-1], "cuda": [0]}, 2, True)
+late = torch.empty(5000)
+os.kill(os.getpid(), 9)
+"""
+    run(program, cwd=tmp_path)
+    # THEN what came then is in the box
+    [path] = restored(tmp_path)
+    sizes = [segment["total_size"] for segment in content(path)["segments"]]
+    assert 4 * 5000 in sizes
+
+
+def test_a_tracer_that_is_started_again_has_its_box(tmp_path: Path) -> None:
+    # GIVEN a tracer that is stopped, and another one that is gone
+    program = START + """
+tracer.stop()
+other = pytracer.Tracer(device="cpu", output="other").start()
+other.stop()
+del other
+import gc; gc.collect()
+# WHEN the first is started again, and the process is killed
+tracer.start()
+again = torch.empty(6000)
+os.kill(os.getpid(), 9)
+"""
+    run(program, cwd=tmp_path)
+    # THEN what it recorded is there
+    [path] = restored(tmp_path)
+    assert 4 * 6000 in [segment["total_size"] for segment in content(path)["segments"]]
+
+
+def test_killed_runs_of_one_file_keep_their_snapshots(tmp_path: Path) -> None:
+    # GIVEN two killed runs with the same name of a file, whose folder is moved afterwards
+    program = START.replace('"out"', '"out/x.pickle"') + "os.kill(os.getpid(), 9)"
+    (tmp_path / "out").mkdir()
+    for _ in range(2):
+        run(program, cwd=tmp_path)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    # WHEN they are restored THEN there are two files, where the boxes were
+    assert len(restore(tmp_path / "moved")) == 2
+    assert len([*(tmp_path / "moved").glob("x.killed-*.pickle")]) == 2
+    assert not (tmp_path / "out").exists()
+
+
 READ_DAMAGED = """
 import os, random, struct, sys
 from pytracer import _core
@@ -295,7 +374,7 @@ def test_boxes_that_nobody_reads_do_not_pile_up(tmp_path: Path) -> None:
     # GIVEN more boxes than are kept, of processes that are gone
     folder = tmp_path / "out" / places.FOLDER
     folder.mkdir(parents=True, mode=0o700)
-    left = [folder / f"{2**22 + i}-1-1-{i:016x}.box" for i in range(places.MOST_LEFT + 5)]
+    left = [folder / f"{2**22 + i}-1-1-{i:016x}-0.box" for i in range(places.MOST_LEFT + 5)]
     for number, path in enumerate(left):
         path.touch(0o600)
         os.utime(path, (number, number))

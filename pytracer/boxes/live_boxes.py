@@ -62,7 +62,10 @@ def _boxes() -> Iterator[tuple[int, Path]]:
             boxes = set(_MAPPED.findall((process / "maps").read_bytes()))
             for box in boxes:
                 # In the folders of the process, which may be those of a container.
-                yield int(process.name), Path(f"{process}/root", os.fsdecode(box).lstrip("/"))
+                path = os.fsdecode(box)
+                inside = Path(f"{process}/root", path.lstrip("/"))
+                is_ours = os.path.exists(path) and os.path.samefile(path, inside)
+                yield int(process.name), Path(path) if is_ours else inside
 
 
 def _devices(pid: int, path: Path) -> Iterator[LiveDevice]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import simulated
 import torch
+from files_left import files
 from thread_failures import failures_of
 
 import pytracer
@@ -193,7 +194,7 @@ def test_the_number_of_snapshots_is_limited(
         for _ in range(3):
             ask_for_too_much()
         # THEN the first and the last are written, next to the output file
-        names = sorted(path.name for path in tmp_path.iterdir())
+        names = files(tmp_path)
         assert [re.sub(r"\d", "0", name) for name in names] == [
             "two.oom-00000000-000000-000000.pickle"
         ] * 2

@@ -12,6 +12,7 @@ from amount import amount
 from processes import start
 
 from pytracer import Tracer
+from pytracer.boxes import places
 
 RUNS = amount(5, 15)
 PAIRS = 60_000  # large enough for dumps of some tens of milliseconds
@@ -55,7 +56,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             assert len(trace) == 5 * PAIRS
             path.unlink()
         # AND the only other file has a name that does not look like a snapshot's
-        others = {path.name for path in tmp_path.iterdir()} - {"program.py"}
+        others = {path.name for path in tmp_path.iterdir()} - {"program.py", places.FOLDER}
         new = others - left_over
         assert len(new) <= 1
         assert all(re.fullmatch(rf"\.pytracer-{process.pid}-\w+\.tmp", name) for name in new)
@@ -65,4 +66,5 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     with Tracer(tmp_path / "0.pickle", device="cpu"):
         kept = torch.empty(1)
     assert kept.numel() == len(pickle.loads((tmp_path / "0.pickle").read_bytes())["segments"])
-    assert {path.name for path in tmp_path.iterdir()} == {*left_over, "program.py", "0.pickle"}
+    names = {*left_over, "program.py", "0.pickle", places.FOLDER}
+    assert {path.name for path in tmp_path.iterdir()} == names

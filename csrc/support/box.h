@@ -1,7 +1,8 @@
 // The box: a file that has the recorder's tables while they are in use, so that they outlive the process.
 //
 // 1. A table's memory is a shared mapping of a part of the file. The kernel writes it back; nobody else
-//    does. A store costs what it costs in other memory.
+//    does. A store costs what it costs in other memory, but for the first one to a page that was written back:
+//    the file system then takes microseconds, or longer while its disk is busy.
 // 2. File space is taken before it is touched (fallocate), piece by piece. Where there is none any more,
 //    the rest of the table is memory of the process alone, and the box says so. So a full disk is no
 //    SIGBUS, and a limit of the file's size no SIGXFSZ.

@@ -90,9 +90,11 @@ void unmap_part(char* memory, size_t bytes) noexcept {
   munmap(memory, bytes);
 }
 
+// No child gets this either.
 bool map_private(char* memory, size_t bytes) noexcept {
-  return mmap(memory, bytes, PROT_READ | PROT_WRITE,
-              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+  void* const mapped = mmap(memory, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return mapped != MAP_FAILED && madvise(memory, bytes, MADV_DONTFORK) == 0;
 }
 
 void (*g_on_lost)() noexcept = nullptr;
@@ -226,9 +228,10 @@ size_t Box::back(const Place& place, size_t wanted) noexcept {
 
 void Box::give_back(const Place& place) noexcept {
   if (getpid() != process_) return;  // a child has not got it
-  madvise(place.memory, place.bytes, MADV_REMOVE);  // what follows in this part begins with zeroes
+  const bool is_empty = madvise(place.memory, place.bytes, MADV_REMOVE) == 0;
   unmap_part(place.memory, place.bytes);
   const std::lock_guard lock(mutex_);
+  if (!is_empty) place.entry->capacity = UINT64_MAX;  // nothing follows: it would not begin with zeroes
   place.entry->kind.store(BoxKind::none, std::memory_order_release);
 }
 

@@ -112,6 +112,9 @@ def test_places_of_pytracers_own_names(
     )
     assert place_of(files.out_of_memory(now)) == Place(program, "oom", who=who)
     assert place_of(files.on_demand(now)) == Place(program, "demand", who=who)
+    before, between, after = files.by_others()
+    killed = files.folder / f"{before}killed{between}20260102-030405-000001{after}"
+    assert place_of(killed) == Place(program, "killed", who=who)
     assert place_of(files.at_the_end()).rank == rank
 
 

@@ -1,20 +1,18 @@
 """docs/reference/schema.json describes what `--json` of each command prints, and nothing else."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import sized_programs
-import torch
 from commands import invoke
 from fleet_rows import Fleet, add_oom
 from fleet_tables import make_run
+from processes import start
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer import Tracer
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import report
 
@@ -169,10 +167,13 @@ def test_fleet(tmp_path: Path) -> None:
 
 
 def test_live(tmp_path: Path) -> None:
-    with Tracer(tmp_path, device="cpu"):
-        kept = torch.empty(10)
-        assert shown("live", "live", os.getpid(), "--once")["devices"]
-        del kept
+    program = "import pytracer, torch; tracer = pytracer.Tracer('out', device='cpu').start(); "
+    with start(
+        program + "kept = torch.empty(10); print('.', flush=True); input()", cwd=tmp_path
+    ) as it:
+        assert it.stdout is not None
+        it.stdout.readline()
+        assert shown("live", "live", it.pid, "--once")["devices"]
 
 
 def test_doctor() -> None:

@@ -173,7 +173,7 @@ def test_data_loader_workers_do_not_interfere(
     check_against_torch(with_workers, 0)
     check_sites(with_workers, 0)
     # AND there is one file, with as many allocations as without workers
-    assert [path.name for path in tmp_path.iterdir()] == ["training.pickle"]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["training.pickle"]
     counts = [
         [event["action"] for event in result.snapshot["device_traces"][0]].count("alloc")
         for result in (trained, with_workers)

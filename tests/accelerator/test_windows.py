@@ -83,7 +83,7 @@ def test_overlapping_sessions_have_the_same_events(
     assert all(len(step_events) > 20 for step_events in by_step)
     run_events = [event for step_events in by_step for event in step_events]
     assert run_events == events(at_the_end)
-    folders = {path.name for path in tmp_path.iterdir()}
+    folders = {path.name for path in tmp_path.glob("[!.]*")}
     assert folders == {"step2", "step3"}
     for step in (2, 3):
         snapshot = read(tmp_path / f"step{step}")

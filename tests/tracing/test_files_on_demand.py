@@ -33,7 +33,7 @@ def test_keep_last(tmp_path: Path, output: str) -> None:
         # THEN the last two are kept, and nothing is left of the others
         found = on_demand_files(tmp_path / "out")
         assert [str(path) for path in found] == reported[3:]
-        assert len(list((tmp_path / "out").iterdir())) == 2
+        assert len(list((tmp_path / "out").glob("[!.]*"))) == 2
 
 
 def test_on_snapshot(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("logged")
 
 
 def names() -> set[str]:
-    """Return the files in the present folder."""
-    return {path.name for path in Path().iterdir()}
+    """Return the files in the present folder, but for hidden ones."""
+    return {path.name for path in Path().glob("[!.]*")}
 
 
 def write_as_another(name: str) -> None:

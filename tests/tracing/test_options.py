@@ -120,10 +120,10 @@ def test_an_argument_that_equals_the_default_overrides_the_variable(
     assert pytracer.Tracer(stack_depth=32).snapshot()["pytracer"]["stack_depth"] == 32
     with pytracer.Tracer(None, device="cpu"):
         pass
-    assert not [*tmp_path.iterdir()]
+    assert not [*tmp_path.glob("[!.]*")]
     with pytracer.Tracer(device="cpu"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ["x.pickle"]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["x.pickle"]
 
 
 def test_an_unknown_option_is_an_error() -> None:

@@ -42,10 +42,7 @@ class TensorUses {
   explicit TensorUses(const BoxPart& part) : uses_(kMost, part) {}
 
   void note(uint64_t sequence, uint64_t address, TensorRole role) noexcept {
-    const uint64_t number = uses_.count();
-    if (uses_.back(std::min<uint64_t>(number + 1, kMost)) <= number % kMost) return;
-    uses_[number % kMost] = {sequence, address & (~uint64_t{0} >> 8), static_cast<uint8_t>(role)};
-    uses_.set_count(number + 1);
+    uses_.enter({sequence, address & (~uint64_t{0} >> 8), static_cast<uint8_t>(role)});
   }
 
   // Copies the uses from number `next` on, at most `most`. Returns how many; `next` moves behind them.
@@ -58,7 +55,7 @@ class TensorUses {
   }
 
  private:
-  ReservedArray<TensorUse> uses_;  // its count: of all that were ever noted
+  ReservedArray<TensorUse> uses_;
 };
 
 }  // namespace pytracer

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -58,6 +57,14 @@ std::shared_ptr<const WallClock::Pairs> restored_clock(const BoxReader& box, Box
   return pairs;
 }
 
+std::vector<LiveBlock> live_blocks(const BoxReader& box, BoxKind kind, int device) {
+  const BoxReader::Array* const array = box.newest(kind, device);
+  std::vector<LiveBlock> blocks = box.items<LiveBlock>(array, 1, array != nullptr ? array->count + 1 : 0);
+  const auto is_gone = [](const LiveBlock& block) { return block.state != LiveTable::kLive; };
+  blocks.erase(std::remove_if(blocks.begin(), blocks.end(), is_gone), blocks.end());
+  return blocks;
+}
+
 class Restored {
  public:
   Restored(const BoxReader& box, const RestoreOptions& options) : box_(box) {
@@ -70,12 +77,12 @@ class Restored {
     view_.stacks = restored_stacks(box, node_types, phases_);
     view_.phases.complete = false;
     view_.clock = restored_clock(box, BoxKind::clock, options.is_same_boot);
-    const bool has_other = box.newest(BoxKind::accelerator_clock) != nullptr &&
-                           box.newest(BoxKind::accelerator_clock)->count != 0;
+    const BoxReader::Array* const other = box.newest(BoxKind::accelerator_clock);
+    const bool has_other = other != nullptr && other->count != 0;
     accelerator_clock_ =
         has_other ? restored_clock(box, BoxKind::accelerator_clock, options.is_same_boot) : view_.clock;
     view_.begin = view_.end = view_.clock->front().ticks;
-    restore_devices();  // of many clock pairs, the first ones are gone
+    restore_devices();
     restore_steps();
   }
   View view() { return std::move(view_); }
@@ -134,7 +141,7 @@ class Restored {
       if (event.phase > phases_) event.phase = 0;
       if (event.pool > pools_.first) event.pool = 0;
       if (event.metadata > pools_.second) event.metadata = 0;
-      view_.begin = std::min(view_.begin, event.ticks);
+      view_.begin = std::min(view_.begin, event.ticks);  // the first of many clock pairs may be gone
       view_.end = std::max(view_.end, event.ticks);
       held.push_back(event);
     }
@@ -159,10 +166,7 @@ class Restored {
   }
 
   std::vector<LiveBlock> live(int device, BoxKind kind) {
-    const BoxReader::Array* const array = box_.newest(kind, device);
-    std::vector<LiveBlock> blocks = box_.items<LiveBlock>(array, 1, array != nullptr ? array->count + 1 : 0);
-    const auto is_gone = [](const LiveBlock& block) { return block.state != LiveTable::kLive; };
-    blocks.erase(std::remove_if(blocks.begin(), blocks.end(), is_gone), blocks.end());
+    std::vector<LiveBlock> blocks = live_blocks(box_, kind, device);
     const auto is_below = [](const LiveBlock& a, const LiveBlock& b) { return a.address < b.address; };
     std::stable_sort(blocks.begin(), blocks.end(), is_below);
     const auto is_same = [](const LiveBlock& a, const LiveBlock& b) { return a.address == b.address; };
@@ -177,7 +181,6 @@ class Restored {
   uint32_t known(uint32_t stack) const { return stack != 0 && view_.stacks->generation_of(stack) != nullptr ? stack : 0; }
 
   void restore_steps() {
-    std::map<uint32_t, int64_t> begins;  // of the last time that a step began
     for (const BoxStep& step : box_.last<BoxStep>(box_.newest(BoxKind::steps), BoxNotes::kMostSteps)) {
       for (DeviceView& device : view_.devices) {
         if (device.device != step.device) continue;
@@ -210,18 +213,18 @@ std::string description_of(const BoxReader& box) {
 }
 
 uint32_t last_step(const BoxReader& box) {
-  const std::vector<BoxStep> steps = box.last<BoxStep>(box.newest(BoxKind::steps), BoxNotes::kMostSteps);
-  return steps.empty() ? 0 : steps.back().number;
+  const BoxReader::Array* const array = box.newest(BoxKind::steps);
+  if (array == nullptr || array->count == 0) return 0;
+  const uint64_t place = (array->count - 1) % BoxNotes::kMostSteps;
+  const std::vector<BoxStep> last = box.items<BoxStep>(array, place, place + 1);
+  return last.empty() ? 0 : last.front().number;
 }
 
 std::vector<DeviceNow> devices_now(const BoxReader& box) {
   std::vector<DeviceNow> devices;
   const auto bytes = [&](BoxKind kind, int device) {
-    const BoxReader::Array* const array = box.newest(kind, device);
     uint64_t sum = 0;
-    for (const LiveBlock& block : box.items<LiveBlock>(array, 1, array != nullptr ? array->count + 1 : 0)) {
-      if (block.state == LiveTable::kLive) sum += block.size;
-    }
+    for (const LiveBlock& block : live_blocks(box, kind, device)) sum += block.size;
     return sum;
   };
   for (const BoxReader::Array& array : box.arrays()) {

@@ -4,7 +4,6 @@
 // Under the registry's control lock.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -35,26 +34,16 @@ class BoxNotes {
   BoxNotes(const BoxNotes&) = delete;
   BoxNotes& operator=(const BoxNotes&) = delete;
 
-  void note_step(const BoxStep& step) noexcept { note(steps_, kMostSteps, step); }
+  void note_step(const BoxStep& step) noexcept { steps_.enter(step); }
   void forget_steps() noexcept { steps_.set_count(0); }
-  void note_clock(const WallClock::Pair& pair) noexcept { note(clock_, kMostPairs, pair); }
-  void note_accelerator_clock(const WallClock::Pair& pair) noexcept {
-    note(accelerator_clock_, kMostPairs, pair);
-  }
+  void note_clock(const WallClock::Pair& pair) noexcept { clock_.enter(pair); }
+  void note_accelerator_clock(const WallClock::Pair& pair) noexcept { accelerator_clock_.enter(pair); }
   // Replaces the description, at most kMaxDescription bytes. Empty: the process has written all that it has
   // to say, and nobody needs the box.
   void describe(std::string_view text) noexcept;
 
  private:
-  template <class T>
-  static void note(ReservedArray<T>& rows, uint32_t most, const T& row) noexcept {
-    const uint64_t number = rows.count();
-    if (rows.back(std::min<uint64_t>(number + 1, most)) <= number % most) return;
-    rows[number % most] = row;
-    rows.set_count(number + 1);
-  }
-
-  ReservedArray<BoxStep> steps_;                               // counts: of all that were ever noted
+  ReservedArray<BoxStep> steps_;
   ReservedArray<WallClock::Pair> clock_, accelerator_clock_;
   InternTable phases_, node_types_;
   ReservedArray<char> description_;  // two; count: the size of the present one, and which it is

@@ -104,7 +104,6 @@ void Registry::describe_box(std::string_view text) {
 void Registry::note_step(const Session& session, uint32_t number, int64_t ticks,
                          const std::vector<uint64_t>& begins, bool replaces) {
   if (!notes_ || sessions_.empty() || sessions_.front() != &session) return;
-  note_clocks();
   if (replaces) notes_->forget_steps();
   const std::vector<int>& devices = session.devices();
   for (size_t i = 0; i < begins.size(); ++i) notes_->note_step({begins[i], ticks, number, devices[i]});

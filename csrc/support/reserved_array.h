@@ -77,6 +77,15 @@ class ReservedArray {
     return std::min(backed_ / sizeof(T), capacity());
   }
 
+  // Enters an element as number count() of all that were ever entered; the last capacity() are kept, each in
+  // the place of its number modulo capacity(). One thread at a time.
+  void enter(const T& element) noexcept {
+    const uint64_t number = count(), place = number % capacity();
+    if (back(std::min<uint64_t>(number + 1, capacity())) <= place) return;
+    data_[place] = element;
+    set_count(number + 1);
+  }
+
   // Sets all elements to zero. In a fork handler too. Not in a box.
   void clear() noexcept {
     if (madvise(static_cast<void*>(data_), bytes_, MADV_DONTNEED) != 0) {

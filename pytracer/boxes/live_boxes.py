@@ -4,15 +4,14 @@ The processes are not asked: a box is found among the files that a process has m
 """
 
 import contextlib
-import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytracer import _core
+from pytracer.boxes.opening import opened
 
 _MAPPED = re.compile(
     rb" (/\S.*/(?:\.pytracer_boxes|pytracer_boxes_\d+)/[\w-]+\.box)$", re.MULTILINE
@@ -69,12 +68,7 @@ def _boxes() -> Iterator[tuple[int, Path]]:
 
 
 def _devices(pid: int, path: Path) -> Iterator[LiveDevice]:
-    info = os.lstat(path)
-    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-        return
-    with open(path, "rb") as file:
-        box = _core.Box(file.fileno())
-        described = json.loads(box.description or b"{}")
+    with opened(path) as (box, described):
         if not described:  # it has written all
             return
         about = described["metadata"]

@@ -55,27 +55,17 @@ def _left_in(folder: Path) -> Iterator[Path]:
             yield from places.left(Path(at, places.FOLDER))
     wanted = Path(os.path.realpath(folder))
     for private in places.folders(folder)[1:]:
-        for box in places.left(private):
-            with contextlib.suppress(Exception):  # whatever it says
-                output = Path(os.path.realpath(described(box)["folder"]))
-                if wanted in (output, *output.parents):
-                    yield box
+        yield from (box for box in places.left(private) if _is_of(box, wanted))
 
 
-def described(box: Path) -> dict[str, Any]:
-    """Return what the process of a box said last, which may have any keys; {}: it has written all.
+def _is_of(box: Path, folder: Path) -> bool:
+    """Return whether the output of a box's process is in a folder, or is that folder."""
+    from pytracer.boxes.opening import opened  # the core is not needed where there is no box
 
-    Raises:
-        Exception: It is no box, or damaged.
-    """
-    from pytracer import _core  # not where there is no box
-
-    file = os.open(box, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found: dict[str, Any] = json.loads(_core.Box(file).description or b"{}")
-        return found
-    finally:
-        os.close(file)
+    with contextlib.suppress(Exception), opened(box) as (_, described):  # it may say anything
+        output = Path(os.path.realpath(described["folder"]))
+        return folder in (output, *output.parents)
+    return False
 
 
 def snapshot_of_live(box: Path) -> Path | None:

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytracer import _core
 from pytracer.atomic_file import open_atomically
 from pytracer.boxes import places
+from pytracer.boxes.opening import opened
 from pytracer.tracing import cgroup
 from pytracer.tracing.source_lines import source_lines
 
@@ -33,9 +33,7 @@ def main() -> None:
 
 def restored(path: Path, event: str, when: str) -> dict[str, Any]:
     """Write the snapshot of a box, and return what the program prints."""
-    with open(path, "rb") as file:
-        box = _core.Box(file.fileno())
-        described = json.loads(box.description or b"{}")
+    with opened(path) as (box, described):
         result = {"path": None, "who": "", "is_by_oom_killer": False}
         if not described:
             return result
@@ -57,8 +55,8 @@ def restored(path: Path, event: str, when: str) -> dict[str, Any]:
         devices = {int(index): sizes for index, sizes in described["devices"].items()}
         output = _unused(path, described, event, when)
         output.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomically(output) as opened:
-            view.write(opened.fileno(), os.fsencode(output), about, devices)
+        with open_atomically(output) as file:
+            view.write(file.fileno(), os.fsencode(output), about, devices)
         who = f"process {about['pid']} of {about['host']}"
         if about["rank"] is not None:
             who = f"rank {about['rank']} ({who})"

@@ -106,7 +106,7 @@ class SnapshotWriter:
         self._only_if_used = only_if_used
         self.files: Files | None = None
         self.failures = 0
-        self._kills = cgroup.kills()
+        self._kills: cgroup.Kills | None = None  # before the first recording
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
@@ -122,6 +122,7 @@ class SnapshotWriter:
             files = self.files or Files(options)
             files.begin(make=not self._only_if_used)
             self.files = files
+            self._kills = self._kills or cgroup.kills()
         except ConfigError as error:
             if "output" in options.given or options.output == self._default_output:
                 raise

@@ -6,7 +6,7 @@ The processes are not asked: a box is found among the files that a process has m
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,13 +43,17 @@ class LiveDevice:
     box: str
 
 
-def live_devices(pids: frozenset[int] = frozenset()) -> list[LiveDevice]:
-    """Return the devices of recorded processes, by rank and pid; {}: of all of this user's."""
+def live_devices(wanted: Collection[int | Path] = ()) -> list[LiveDevice]:
+    """Return the devices of recorded processes of this user, by rank and pid.
+
+    Args:
+        wanted: Pids, and folders that have the outputs of processes. (): all processes.
+    """
+    folders = {Path(os.path.realpath(each)) for each in wanted if isinstance(each, Path)}
     found: list[LiveDevice] = []
     for pid, box in _boxes():
-        if not pids or pid in pids:
-            with contextlib.suppress(Exception):  # it has ended meanwhile, or the file is damaged
-                found += _devices(pid, box)
+        with contextlib.suppress(Exception):  # it has ended meanwhile, or the file is damaged
+            found += _devices(pid, box, folders if wanted and pid not in wanted else None)
     return sorted(found, key=lambda each: (each.rank is None, each.rank, each.pid, each.device))
 
 
@@ -67,9 +71,12 @@ def _boxes() -> Iterator[tuple[int, Path]]:
                 yield int(process.name), Path(path) if is_ours else inside
 
 
-def _devices(pid: int, path: Path) -> Iterator[LiveDevice]:
+def _devices(pid: int, path: Path, folders: Set[Path] | None) -> Iterator[LiveDevice]:
     with opened(path) as (box, described):
         if not described:  # it has written all
+            return
+        output = Path(os.path.realpath(described["folder"]))
+        if folders is not None and folders.isdisjoint((output, *output.parents)):
             return
         about = described["metadata"]
         accelerator = next((name for name in about["backends"] if name != "cpu"), "device")

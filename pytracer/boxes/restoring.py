@@ -5,8 +5,11 @@ A box is read in a process of its own: whatever is in it, nothing happens to thi
 
 import contextlib
 import json
+import math
 import os
 import subprocess
+import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -21,23 +24,28 @@ PATIENCE_S = 60.0
 """How long reading one box may take."""
 
 
-def restore(folder: Path) -> list[str]:
+def restore(folder: Path, within_s: float | None = None) -> Iterator[str]:
     """Write a snapshot for each process that is gone and has left a box. Never raises.
 
-    Looks for boxes of runs whose output is `folder`, or below it.
+    Args:
+        folder: The output of the runs that left them, or a folder above it.
+        within_s: How long that may take, for a job that has other things to do: then only boxes of
+            runs whose output is `folder` itself are looked for. None: as long as it takes.
 
-    Returns:
+    Yields:
         A line for each box, which says what was written, or why nothing was.
     """
-    lines, when = [], _now()
-    for box in _left_in(folder):
+    when = _now()
+    end = time.monotonic() + (math.inf if within_s is None else within_s)
+    for box in left_in(folder, also_below=within_s is None):
         with places.claimed(box) as is_mine:
-            if not is_mine:
+            patience_s = min(PATIENCE_S, end - time.monotonic())
+            if not is_mine or patience_s <= 0:
                 continue
             try:
-                result = _snapshot(box, "killed", when)
+                result = _snapshot(box, "killed", when, patience_s)
             except PytracerError as error:
-                lines.append(str(error))
+                yield str(error)
                 continue
             places.remove(box)
         if result["path"] is not None:
@@ -45,27 +53,45 @@ def restore(folder: Path) -> list[str]:
             if result["is_by_oom_killer"]:
                 how += ", when the kernel ended a process of its cgroup for want of memory"
             path = printable(result["path"])
-            lines.append(f"{result['who']} {how}; what it had recorded is in {path}")
-    return lines
+            yield f"{result['who']} {how}; what it had recorded is in {path}"
 
 
-def _left_in(folder: Path) -> Iterator[Path]:
-    for at, names, _ in os.walk(folder):
-        if places.FOLDER in names:
-            yield from places.left(Path(at, places.FOLDER))
+def left_in(folder: Path, also_below: bool) -> Iterator[Path]:
+    """Yield the boxes of processes that are gone and whose output was `folder`, or below it."""
+    next_to_output, *private = places.folders(folder)
+    if also_below:
+        for at, names, _ in os.walk(folder):
+            if places.FOLDER in names:
+                yield from places.left(Path(at, places.FOLDER))
+    else:
+        yield from places.left(next_to_output)
     wanted = Path(os.path.realpath(folder))
-    for private in places.folders(folder)[1:]:
-        yield from (box for box in places.left(private) if _is_of(box, wanted))
+    for other in private:
+        for box in places.left(other):
+            output = output_of(box)
+            if output == wanted or (also_below and output and wanted in output.parents):
+                yield box
 
 
-def _is_of(box: Path, folder: Path) -> bool:
-    """Return whether the output of a box's process is in a folder, or is that folder."""
+def output_of(box: Path) -> Path | None:
+    """Return the folder of the output of a box's process; None: the box does not say it."""
     from pytracer.boxes.opening import opened  # the core is not needed where there is no box
 
     with contextlib.suppress(Exception), opened(box) as (_, described):  # it may say anything
-        output = Path(os.path.realpath(described["folder"]))
-        return folder in (output, *output.parents)
-    return False
+        return Path(os.path.realpath(described["folder"]))
+    return None
+
+
+def left_by_output(output: Path) -> dict[str, int]:
+    """Return how many boxes of processes that are gone there are, by the output of their runs.
+
+    Those next to `output` are counted, and those in this user's folders on disks of this machine.
+    """
+    next_to_output, *private = places.folders(output)
+    found = Counter({str(output): len(places.left(next_to_output))})
+    for folder in private:
+        found.update(str(output_of(box) or folder) for box in places.left(folder))
+    return dict(+found)
 
 
 def snapshot_of_live(box: Path) -> Path | None:
@@ -73,15 +99,15 @@ def snapshot_of_live(box: Path) -> Path | None:
 
     The process does nothing for it. A PytracerError says why that is impossible.
     """
-    path = _snapshot(box, "demand", _now())["path"]
+    path = _snapshot(box, "demand", _now(), PATIENCE_S)["path"]
     return None if path is None else Path(path)
 
 
-def _snapshot(box: Path, event: str, when: str) -> dict[str, Any]:
+def _snapshot(box: Path, event: str, when: str, patience_s: float) -> dict[str, Any]:
     """Return what `pytracer.tracing.restore` prints, or raise a PytracerError."""
     command = python_command("pytracer.tracing.restore", os.path.abspath(box), event, when)
     try:
-        done = run_captured(command, PATIENCE_S, {**os.environ, "PYTRACER": "0"})
+        done = run_captured(command, patience_s, {**os.environ, "PYTRACER": "0"})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PytracerError(f"{printable(str(box))} cannot be read: {error}") from error
     if done.returncode != 0:

@@ -19,7 +19,7 @@ from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import AT, answers, delta, falsified, signed, site_text
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import in_parallel, print_errors
-from pytracer.commands.shared_options import device_option, memory_option, top_option
+from pytracer.commands.shared_options import device_option, memory_option, source_path, top_option
 from pytracer.commands.show_tables import AMOUNTS, AMOUNTS_OF_CPU
 from pytracer.commands.table import Columns, Fitted, add_row, make_table, markdown, new_table
 from pytracer.errors import PytracerError
@@ -48,8 +48,8 @@ def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Lim
 
 
 @click.command("diff")
-@click.argument("baseline", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path))
+@click.argument("baseline", metavar="BASELINE", type=source_path)
+@click.argument("new", metavar="NEW", type=source_path)
 @device_option
 @top_option("rows of each table")
 @click.option(

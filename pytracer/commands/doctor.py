@@ -1,5 +1,6 @@
 """The command `pytracer doctor`: what can be recorded here, and hooks for other machines."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import HookBuilder
 from pytracer.backends.names import AUTOGRAD, HOST, LIBRARIES, package_of
 from pytracer.backends.running_torch import built_backends
+from pytracer.boxes.restoring import left_by_output
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.errors import ConfigError, HookError
+from pytracer.text import number, printable
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import ENVIRONMENT_DEFAULTS, PATCH_TORCH, SWITCH, switch, switched_off
 
@@ -75,11 +78,19 @@ def command(
         raise click.UsageError("--output is the folder for the hooks of --build: add --build")
     examination = examine(devices, hooks)
     build_problem = hooks.builder.compiler.mode_problem()
-    problems = _variable_problems(build_problem) + examination.problems
+    # The environment's tracer reads all variables, a tracer in the code at most as many.
+    options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
+    problems = _variable_problems(options, build_problem) + examination.problems
     first = {"requested": examination.requested, "problems": problems}
-    json_output.write({**first, **vars(examination)})
+    killed = _left_by_killed(options)
+    json_output.write({**first, **vars(examination), "killed": killed})
     if not json_output.is_only:
         _print(examination, problems)
+        for folder, count in killed.items():
+            click.echo(
+                f"{number(count, 'killed process', 'killed processes')} left a recording: "
+                f"pytracer show {shlex.quote(printable(folder))}"
+            )
     if problems:
         context.exit(1)
 
@@ -115,7 +126,14 @@ def _build(builder: HookBuilder, libraries: Sequence[str], output: Path | None) 
         raise click.ClickException("\n".join(dict.fromkeys(failures)))
 
 
-def _variable_problems(build_problem: str | None) -> list[str]:
+def _left_by_killed(options: Options) -> dict[str, int]:
+    if options.output is None:
+        return {}
+    output = Path(options.output)
+    return left_by_output(output if output.is_dir() else output.parent)
+
+
+def _variable_problems(options: Options, build_problem: str | None) -> list[str]:
     """Return what is wrong with the environment variables, after "pytracer cannot record"."""
     problems = []
     try:
@@ -125,8 +143,6 @@ def _variable_problems(build_problem: str | None) -> list[str]:
         problems.append(f"anything: {error}")
     if switched_off():
         problems.append(f"anything: {SWITCH}=0 switches off tracing; unset {SWITCH}")
-    # The environment's tracer reads all variables, a tracer in the code at most as many.
-    options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
     wrong = filter(None, (options.problem, build_problem))
     return problems + [f"with the given options: {problem}" for problem in wrong]
 

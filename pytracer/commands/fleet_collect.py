@@ -8,7 +8,7 @@ import click
 from pytracer.commands.interruption import Interruption, signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import progress_bar
-from pytracer.commands.shared_options import memory_option
+from pytracer.commands.shared_options import memory_option, source
 from pytracer.fleet.collection import Collected, Engine, LocalEngine
 from pytracer.fleet.collection import collect as collect_files
 from pytracer.text import number, printable
@@ -18,7 +18,9 @@ _SHOWN = 5
 
 
 @click.command("collect")
-@click.argument("paths", metavar="FILE_OR_DIRECTORY_OR_URL...", nargs=-1, required=True)
+@click.argument(
+    "paths", metavar="FILE_OR_DIRECTORY_OR_URL...", nargs=-1, required=True, type=source
+)
 @click.option(
     "--output",
     required=True,

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from pytracer import __version__
 from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.shared_options import source
 from pytracer.commands.table import Columns, make_table
 from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import MARK
@@ -54,7 +55,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 
 
 @click.command("report")
-@click.argument("table", metavar="DIRECTORY|TABLE")
+@click.argument("table", metavar="DIRECTORY|TABLE", type=source)
 @click.option("--run", help="The run to report on.  [default: the run that was written last]")
 @click.option(
     "--ranks",
@@ -63,7 +64,10 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "[default: the highest rank of a file, and one]",
 )
 @click.option(
-    "--baseline", metavar="DIRECTORY|TABLE", help="Also report what changed against this run."
+    "--baseline",
+    metavar="DIRECTORY|TABLE",
+    type=source,
+    help="Also report what changed against this run.",
 )
 @click.option(
     "--baseline-run", metavar="RUN", help="The run of --baseline.  [default: as for --run]"

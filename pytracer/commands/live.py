@@ -1,5 +1,6 @@
 """The command `pytracer live`."""
 
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,23 +63,34 @@ class _Watched:
         return _Row(**asdict(device), peak_bytes=peak, growth_bytes=growth, events_per_s=rate)
 
 
+def _parsed(text: str) -> int | Path:
+    if text.isdecimal():
+        return int(text)
+    if not os.path.isdir(text):
+        raise click.BadParameter(f"{text} is neither a process nor a directory")
+    return Path(text)
+
+
 @click.command("live")
-@click.argument("pids", metavar="[PID]...", type=int, nargs=-1)
+@click.argument("wanted", metavar="[PID|DIRECTORY]...", type=_parsed, nargs=-1)
 @click.option("--once", is_flag=True, help="Print what is so now, and end.")
 @click.option("--dump", is_flag=True, help="Write a snapshot of each process, from outside.")
 @json_options
-def command(pids: tuple[int, ...], once: bool, dump: bool, json_output: JsonOutput) -> None:
+def command(
+    wanted: tuple[int | Path, ...], once: bool, dump: bool, json_output: JsonOutput
+) -> None:
     """What do recorded processes on this machine do now?
 
     \b
     pytracer live
+    pytracer live outputs/profile
     pytracer live --dump 4711
 
-    Shows this user's processes that a tracer with an output records: their memory, how much it has
-    grown for each step since the command began, and their events. The processes do nothing for it,
-    so one that hangs is shown, too. Control-C ends the command.
+    Shows this user's processes that a tracer with an output records, or those of them that have it
+    in a DIRECTORY: their memory, how much it has grown for each step since the command began, and
+    their events. The processes do nothing for it, so one that hangs is shown, too. Control-C ends
+    the command.
     """
-    wanted = frozenset(pids)
     devices = live_devices(wanted)
     if not devices:
         raise PytracerError(

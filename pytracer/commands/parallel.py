@@ -25,27 +25,15 @@ PATIENCE_S = 2.0
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
-    """Return the snapshots that files and directories have, each once, and why others have none.
-
-    Boxes that killed processes have left in a directory become snapshots first, which a line says.
-    """
+    """Return the snapshots that files and directories have, each once, and why others have none."""
     found: list[Path] = []
     errors: list[PytracerError] = []
     for path in paths:
-        if path.is_dir():
-            _restore_killed(path)
         try:
             found += find([path], errors.append)
         except PytracerError as error:
             errors.append(error)
     return list(dict.fromkeys(found)), errors
-
-
-def _restore_killed(folder: Path) -> None:
-    from pytracer.boxes.restoring import restore  # a single file needs no process
-
-    for line in restore(folder):
-        click.echo(f"pytracer: {line}", err=True)
 
 
 def in_parallel(

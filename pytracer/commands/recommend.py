@@ -11,7 +11,12 @@ from rich.text import Text
 
 from pytracer.commands.interruption import signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.shared_options import parse_sizes, settings_option, simulated_device_option
+from pytracer.commands.shared_options import (
+    parse_sizes,
+    settings_option,
+    simulated_device_option,
+    source_path,
+)
 from pytracer.commands.table import Columns, make_table
 from pytracer.experiments.conclusions import wrapped_name
 from pytracer.recommendation import Recommendation, TriedSetting, recommend_sweep
@@ -28,7 +33,7 @@ NAME_WIDTH = 26
 
 
 @click.command("recommend")
-@click.argument("path", metavar="FILE_OR_DIRECTORY", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE_OR_DIRECTORY", type=source_path)
 @click.option(
     "--capacity",
     "capacities",

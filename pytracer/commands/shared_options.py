@@ -1,5 +1,6 @@
 """Options and arguments that several commands have."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +15,26 @@ TOP = 10
 """How many rows of a table are shown by default."""
 
 
+def source(text: str) -> str:
+    """Return an argument that names recordings, a file, a directory or a URL.
+
+    What killed processes have left in a directory becomes snapshots first, which a line says.
+    """
+    if os.path.isdir(text):
+        from pytracer.boxes.restoring import restore  # a single file needs no process
+
+        for line in restore(Path(text)):
+            click.echo(f"pytracer: {line}", err=True)
+    return text
+
+
+def source_path(text: str) -> Path:
+    """Return the path of such an argument."""
+    return Path(source(text))
+
+
 files_argument = click.argument(
-    "paths",
-    metavar="FILE_OR_DIRECTORY...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path),
+    "paths", metavar="FILE_OR_DIRECTORY...", nargs=-1, required=True, type=source_path
 )
 
 

@@ -18,6 +18,7 @@ from pytracer import _core
 from pytracer.boxes import places, restoring
 from pytracer.errors import PytracerError
 from pytracer.log import warn_once
+from pytracer.tracing import ranks
 
 _REFRESH_S = 10.0
 
@@ -61,6 +62,12 @@ def enter(user: Any, output: Path) -> None:
                 break
             continue
         _path = path
+        if reasons and not ranks.current().rank:  # no rank, or the first
+            warn_once(
+                f"a killed process leaves what it recorded in {folder} of its machine, where "
+                f"`pytracer show {output}` finds it: {reasons[0]}",
+                "box is elsewhere",
+            )
         restoring.remove_surplus(folder)
         if multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, _remove_unused, exitpriority=-100)

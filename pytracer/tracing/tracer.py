@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pytracer import _core
 from pytracer.backends import oom
-from pytracer.tracing import box, description, on_demand, phases, process
+from pytracer.tracing import box, description, left_boxes, on_demand, phases, process
 from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
@@ -98,6 +98,8 @@ class Tracer(LiveAnswers):
             self._record(indices)
         else:
             process.waiting.add(self)
+        if self._writer.files is not None:
+            left_boxes.look_after(self._writer.files.folder)
         return self
 
     def _record(self, indices: Indices) -> None:

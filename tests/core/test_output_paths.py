@@ -102,7 +102,7 @@ except OSError as error:
     assert "exit.pickle was not written" in done.stderr
     assert files(tmp_path) == []
     # AND what it has recorded is not lost, once there is space
-    [line] = restore(tmp_path)
+    [line] = [*restore(tmp_path)]
     assert "what it had recorded is in" in line
     [path] = tmp_path.glob("*killed*.pickle")
     assert len(live_sizes(load(path))) > 1000

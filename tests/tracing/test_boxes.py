@@ -11,7 +11,7 @@ import killed_programs
 import pytest
 from amount import amount
 from killed_programs import ENTRIES, FLOAT_BYTES, SIZES, noted
-from processes import run, run_python, start
+from processes import environment, installed, run, run_python, start
 
 from pytracer.boxes import places
 from pytracer.boxes.restoring import restore
@@ -37,7 +37,7 @@ def content(path: Path) -> dict[str, Any]:
 
 def restored(folder: Path) -> list[Path]:
     """Return the snapshots that are made of the boxes in a folder, which are gone then."""
-    lines = restore(folder)
+    lines = [*restore(folder)]
     assert not boxes(folder), lines
     return sorted(folder.rglob("killed_*/*.pickle"))
 
@@ -326,7 +326,7 @@ def test_killed_runs_of_one_file_keep_their_snapshots(tmp_path: Path) -> None:
         run(program, cwd=tmp_path)
     (tmp_path / "out").rename(tmp_path / "moved")
     # WHEN they are restored THEN there are two files, where the boxes were
-    assert len(restore(tmp_path / "moved")) == 2
+    assert len([*restore(tmp_path / "moved")]) == 2
     assert len([*(tmp_path / "moved").glob("x.killed-*.pickle")]) == 2
     assert not (tmp_path / "out").exists()
 
@@ -397,7 +397,7 @@ def test_a_live_process_keeps_its_box(tmp_path: Path) -> None:
     done = run(
         START + "from pytracer.boxes.restoring import restore\n"
         "from pathlib import Path\n"
-        "print('lines', restore(Path('.')), len([*Path('.').rglob('*.box')]))",
+        "print('lines', [*restore(Path('.'))], len([*Path('.').rglob('*.box')]))",
         cwd=tmp_path,
     )
     # THEN its own is left alone
@@ -422,12 +422,111 @@ ctypes.PyDLL(None).pause()
         [device] = json.loads(shown.stdout)["devices"]
         dumped = run_python("-m", "pytracer", "live", pid, "--dump", cwd=tmp_path)
         table = run_python("-m", "pytracer", "live", pid, "--once", cwd=tmp_path)
+        (tmp_path / "empty").mkdir()
+        of_folders = [
+            run_python("-m", "pytracer", "live", folder, "--once", "--json", cwd=tmp_path)
+            for folder in (".", "other", "empty")
+        ]
         process.kill()
     # THEN its memory and its step are there, and a file has its blocks
     assert (device["pid"], device["device"], device["step"]) == (int(pid), "cpu", 2)
     assert (device["allocated_bytes"], device["reserved_bytes"]) == (4 * 3000, None)
     assert "11.72 KiB" in table.stdout
+    assert [pid in done.stdout for done in of_folders] == [True, True, False]
     [path] = (tmp_path / "other").rglob("demand_*/*.pickle")
     assert dumped.stdout == f"wrote {path}\n"
     assert len(content(path)["segments"]) == 2
     assert "killed" not in content(path)["pytracer"]
+
+
+KILLED = START + "os.kill(os.getpid(), 9)"
+
+
+def test_the_next_process_restores_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    # GIVEN a killed process
+    run(KILLED, cwd=tmp_path)
+    # WHEN another one with the same output runs, however short THEN the snapshot is there
+    done = run(START.replace("kept", "import time; time.sleep(0.1); kept"), cwd=tmp_path)
+    assert done.stderr.count("ended without writing; what it had recorded is in") == 1
+    assert len([*tmp_path.rglob("killed_*/*.pickle")]) == 1
+    assert not boxes(tmp_path)
+    # WHEN one with another output runs THEN nothing is touched
+    run(KILLED, cwd=tmp_path)
+    run(START.replace('"out"', '"elsewhere"'), cwd=tmp_path)
+    assert len(boxes(tmp_path)) == 1
+
+
+def test_the_agent_of_torchrun_restores_its_killed_workers(tmp_path: Path) -> None:
+    # GIVEN two workers, one of which is killed, which torchrun tells the other
+    (tmp_path / "train.py").write_text(
+        """
+import os, pathlib, time, torch
+kept = torch.empty(1000)
+other = pathlib.Path("other is ready")
+if os.environ["RANK"] == "1":
+    other.touch()
+    time.sleep(600)
+while not other.exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+    )
+    # WHEN the agent ends
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = installed(tmp_path, PYTRACER="1")
+    done = run_python(*launcher, "train.py", cwd=tmp_path, env=env)
+    # THEN the snapshots of both are there
+    assert done.returncode == 1
+    assert [*tmp_path.rglob("killed_*/torch_memory_rank0_*.pickle")], done.stderr
+    assert [*tmp_path.rglob("killed_*/torch_memory_rank1_*.pickle")], done.stderr
+    assert not boxes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["diff", "out", "out"],
+        ["export", "out", "--to", "collapsed"],
+        ["recommend", "out"],
+        ["fleet", "collect", "out", "--output", "table"],
+        ["fleet", "report", "out"],
+    ],
+)
+def test_each_command_finds_what_killed_processes_have_left(
+    command: list[str], tmp_path: Path
+) -> None:
+    run(KILLED, cwd=tmp_path)
+    done = run_python("-m", "pytracer", *command, cwd=tmp_path)
+    assert "ended without writing" in done.stderr
+    assert not boxes(tmp_path)
+
+
+def test_doctor_names_what_killed_processes_have_left(tmp_path: Path) -> None:
+    run(KILLED, cwd=tmp_path)
+    done = run_python(
+        "-m", "pytracer", "doctor", cwd=tmp_path, env=environment(PYTRACER_OUTPUT="out")
+    )
+    assert "1 killed process left a recording: pytracer show out\n" in done.stdout
+
+
+def test_a_box_elsewhere_is_named_and_found(tmp_path: Path) -> None:
+    # GIVEN an output on a file system of other machines
+    elsewhere = START.replace(
+        "tracer = ",
+        """
+from pathlib import Path
+from pytracer.boxes import places
+kind = places._file_system
+places._file_system = lambda folder: "nfs4" if "out" in folder.parts else kind(folder)
+tracer = """,
+    )
+    (tmp_path / "local").mkdir()
+    env = environment(TMPDIR=str(tmp_path / "local"))
+    # WHEN a process is killed THEN it has said where the box is
+    done = run(elsewhere + "os.kill(os.getpid(), 9)", cwd=tmp_path, env=env)
+    [box] = boxes(tmp_path)
+    assert f"in {box.parent} of its machine, where `pytracer show {tmp_path}/out`" in done.stderr
+    # AND the next process makes its snapshot in the output
+    run(START + "import time; time.sleep(0.1)", cwd=tmp_path, env=env)
+    assert [*(tmp_path / "out").rglob("killed_*/*.pickle")]
+    assert not boxes(tmp_path)

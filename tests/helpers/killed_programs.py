@@ -1,16 +1,22 @@
 """A program that is killed at a random moment, and what it had noted of itself until then.
 
-`python killed_programs.py FOLDER SEED THREADS` allocates and frees on the CPU until a process that
-it has forked kills it. Each thread writes to a file of its own before and after each change.
+`python killed_programs.py FOLDER SEED THREADS DEVICE` allocates and frees on a device until a
+process that it has forked kills it. Each thread writes to a file of its own before and after each
+change.
 """
 
 import os
+import pickle
 import random
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+
+from processes import run_python
+
+from pytracer.boxes.restoring import restore
 
 FLOAT_BYTES = 4
 SIZES = 10_000
@@ -32,7 +38,7 @@ def killer(after_s: float) -> int:
     return writing
 
 
-def work(folder: Path, seed: int, thread: int) -> None:
+def work(folder: Path, seed: int, thread: int, device: str) -> None:
     """Allocate and free for ever; note each change."""
     import torch
 
@@ -49,7 +55,7 @@ def work(folder: Path, seed: int, thread: int) -> None:
                 number += 1
                 size = thread * SIZES + number % (SIZES - 2) + 2
                 notes.write(b"+%d" % size)
-                tensors[size] = torch.empty(size)
+                tensors[size] = torch.empty(size, device=device)
             notes.write(b"\n")
 
 
@@ -59,6 +65,48 @@ def noted(folder: Path, thread: int) -> tuple[list[int], list[int]]:
     return [int(line) for line in done.split()], [int(begun)] if begun else []
 
 
+def check(folder: Path, seed: int, device: str) -> None:
+    """Kill the program, and compare the file that is made of its box with its notes."""
+    threads = 1 + seed % 4
+    done = run_python(__file__, folder, seed, threads, device, cwd=folder)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    lines = [*restore(folder)]
+    [path] = folder.rglob("killed_*/*.pickle")
+    assert not [*folder.rglob("*.box")], lines
+    snapshot = pickle.loads(path.read_bytes())
+    [events] = [trace for trace in snapshot["device_traces"] if trace]
+    signs = {"alloc": 1, "free_completed": -1}
+    changes = [
+        signs[event["action"]] * event["size"] // FLOAT_BYTES
+        for event in events
+        if event["action"] in signs and event["size"] > FLOAT_BYTES
+    ]
+    live = {
+        block["requested_size"] // FLOAT_BYTES
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+    made = 0
+    for thread in range(threads):
+        finished, begun = noted(folder, thread)
+        mine = [
+            change for change in changes if thread * SIZES < abs(change) <= (thread + 1) * SIZES
+        ]
+        both = [finished, finished + begun]
+        assert mine in [each[len(each) - len(mine) :] for each in both]
+        model: list[set[int]] = []
+        for each in both:
+            model.append(set())
+            for change in each:
+                model[-1] ^= {abs(change)}
+        assert {size for size in live if thread * SIZES < size <= (thread + 1) * SIZES} in model
+        made += len(finished)
+    held = len(events) - 1 - threads  # of an accelerator, also requests of frees and segments
+    assert len(changes) >= min(made, held if device == "cpu" else held // 3)
+    assert len(events) >= min(made, ENTRIES) - 1 - threads
+
+
 def main() -> None:
     """Record, and run the threads."""
     import torch
@@ -66,16 +114,17 @@ def main() -> None:
     import pytracer
 
     folder, seed, threads = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    torch.empty(1)
+    device = sys.argv[4]
+    torch.empty(1, device=device)
     start_killer = killer(random.Random(seed).uniform(0.0, 0.5))
     tracer = pytracer.Tracer(
-        device="cpu", output=str(folder / "out"), trace_alloc_max_entries=ENTRIES
+        device=device, output=str(folder / "out"), trace_alloc_max_entries=ENTRIES
     )
     tracer.start()
     os.write(start_killer, b".")
     for thread in range(1, threads):
-        threading.Thread(target=work, args=(folder, seed, thread)).start()
-    work(folder, seed, 0)
+        threading.Thread(target=work, args=(folder, seed, thread, device)).start()
+    work(folder, seed, 0, device)
 
 
 if __name__ == "__main__":

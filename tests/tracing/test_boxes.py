@@ -10,7 +10,6 @@ from typing import Any
 import killed_programs
 import pytest
 from amount import amount
-from killed_programs import ENTRIES, FLOAT_BYTES, SIZES, noted
 from processes import environment, installed, run, run_python, start
 
 from pytracer.boxes import places
@@ -44,42 +43,8 @@ def restored(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("seed", range(amount(3, 300)))
 def test_a_killed_process_leaves_what_it_had_recorded(seed: int, tmp_path: Path) -> None:
-    # GIVEN threads that allocate and free, and note it, and a ring that they fill
-    threads = 1 + seed % 4
-    done = run_python(killed_programs.__file__, tmp_path, seed, threads, cwd=tmp_path)
-    # WHEN the process is killed at some moment
-    assert done.returncode == -signal.SIGKILL
-    [path] = restored(tmp_path)
-    # THEN the file has what each thread had done, but for what was in flight
-    snapshot = content(path)
-    [events] = [trace for trace in snapshot["device_traces"] if trace]
-    signs = {"alloc": 1, "free_completed": -1}
-    changes = [
-        signs[event["action"]] * event["size"] // FLOAT_BYTES
-        for event in events
-        if event["action"] in signs and event["size"] > FLOAT_BYTES
-    ]
-    live = {
-        block["size"] // FLOAT_BYTES
-        for segment in snapshot["segments"]
-        for block in segment["blocks"]
-    }
-    made = 0
-    for thread in range(threads):
-        finished, begun = noted(tmp_path, thread)
-        mine = [
-            change for change in changes if thread * SIZES < abs(change) <= (thread + 1) * SIZES
-        ]
-        both = [finished, finished + begun]
-        assert mine in [each[len(each) - len(mine) :] for each in both]
-        model: list[set[int]] = []
-        for each in both:
-            model.append(set())
-            for change in each:
-                model[-1] ^= {abs(change)}
-        assert {size for size in live if thread * SIZES < size <= (thread + 1) * SIZES} in model
-        made += len(finished)
-    assert len(changes) >= min(made, ENTRIES - 1 - threads)
+    # Event by event, and live block by live block, but for what was in flight
+    killed_programs.check(tmp_path, seed, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ class Box:
         is_cut: Whether something did not find space in the file.
         last_step: The step in which the process was; 0: none.
         devices: What each device has now: `device`, its index; `recorded`, the number of events;
-            `allocated_bytes` and `reserved_bytes`, as far as their allocation was recorded.
+            `allocated_bytes`, `peak_bytes` and `reserved_bytes`, as far as their allocation was
+            recorded.
     """
 
     description: bytes

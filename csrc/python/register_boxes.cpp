@@ -32,6 +32,7 @@ void register_boxes(py::module_& core) {
                                for (const DeviceNow& now : devices_now(box)) {
                                  devices.append(py::dict("device"_a = now.device, "recorded"_a = now.recorded,
                                                          "allocated_bytes"_a = now.allocated_bytes,
+                                                         "peak_bytes"_a = now.peak_bytes,
                                                          "reserved_bytes"_a = now.reserved_bytes));
                                }
                                return devices;

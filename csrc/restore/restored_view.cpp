@@ -65,6 +65,41 @@ std::vector<LiveBlock> live_blocks(const BoxReader& box, BoxKind kind, int devic
   return blocks;
 }
 
+// The latest events of a ring without a gap, and the sequence of the first.
+std::pair<uint64_t, std::vector<Event>> latest_events(const BoxReader& box, const BoxReader::Array& array) {
+  const uint64_t head = array.count, capacity = std::max(array.number, 1u);
+  const std::vector<Event> events = box.items<Event>(&array, 0, capacity);
+  // The event that follows may be half written in the place of the oldest one.
+  const uint64_t last = std::max(box.count_now(array), head);  // what came while the events were read
+  uint64_t first = std::max(array.first, last >= capacity ? last - capacity + 1 : 0);
+  first = std::min(first, head);
+  std::vector<Event> held;
+  for (uint64_t sequence = first; sequence < head; ++sequence) {
+    const uint64_t place = sequence % capacity;
+    const Event event = place < events.size() ? events[place] : Event{};
+    if (event.ticks == 0 || event.action > kFree || event.device != array.device) {  // not in the file
+      held.clear();
+      first = sequence + 1;
+      continue;
+    }
+    held.push_back(event);
+  }
+  return {first, std::move(held)};
+}
+
+uint64_t peak(const std::vector<Event>& events, uint64_t allocated_at_end) {
+  uint64_t allocated = allocated_at_end, peak = allocated;
+  for (auto event = events.rbegin(); event != events.rend(); ++event) {  // undone one by one
+    if (event->action == PYTRACER_ALLOC) {
+      allocated -= std::min(allocated, event->size);
+    } else if (event->action == PYTRACER_FREE_COMPLETED || event->action == kFree) {
+      allocated += event->size;
+    }
+    peak = std::max(peak, allocated);
+  }
+  return peak;
+}
+
 class Restored {
  public:
   Restored(const BoxReader& box, const RestoreOptions& options) : box_(box) {
@@ -121,21 +156,8 @@ class Restored {
 
   void restore_ring(DeviceView& view) {
     const BoxReader::Array* const array = box_.newest(BoxKind::ring, view.device);
-    const uint64_t head = array->count, capacity = std::max(array->number, 1u);
-    const std::vector<Event> events = box_.items<Event>(array, 0, capacity);
-    // The event that follows may be half written in the place of the oldest one.
-    const uint64_t last = std::max(box_.count_now(*array), head);  // what came while the events were read
-    uint64_t first = std::max(array->first, last >= capacity ? last - capacity + 1 : 0);
-    first = std::min(first, head);
-    std::vector<Event> held;
-    for (uint64_t sequence = first; sequence < head; ++sequence) {
-      const uint64_t place = sequence % capacity;
-      Event event = place < events.size() ? events[place] : Event{};
-      if (event.ticks == 0 || event.action > kFree || event.device != view.device) {  // not in the file
-        held.clear();
-        first = sequence + 1;
-        continue;
-      }
+    auto [first, held] = latest_events(box_, *array);
+    for (Event& event : held) {
       event.stack = known(event.stack);
       event.alloc_stack = known(event.alloc_stack);
       if (event.phase > phases_) event.phase = 0;
@@ -143,12 +165,11 @@ class Restored {
       if (event.metadata > pools_.second) event.metadata = 0;
       view_.begin = std::min(view_.begin, event.ticks);  // the first of many clock pairs may be gone
       view_.end = std::max(view_.end, event.ticks);
-      held.push_back(event);
     }
     const auto size = static_cast<uint32_t>(std::max<size_t>(held.size(), 1));
     view.begin = array->first;
     view.first = first;
-    view.capture.end = head;
+    view.capture.end = array->count;
     view.capture.ring = std::make_shared<RingBuffer>(size, first, held);
   }
 
@@ -229,8 +250,9 @@ std::vector<DeviceNow> devices_now(const BoxReader& box) {
   };
   for (const BoxReader::Array& array : box.arrays()) {
     if (array.kind != BoxKind::ring || &array != box.newest(BoxKind::ring, array.device)) continue;
-    devices.push_back({array.device, array.count - std::min(array.count, array.first),
-                       bytes(BoxKind::blocks, array.device), bytes(BoxKind::segments, array.device)});
+    const uint64_t allocated = bytes(BoxKind::blocks, array.device);
+    devices.push_back({array.device, array.count - std::min(array.count, array.first), allocated,
+                       bytes(BoxKind::segments, array.device), peak(latest_events(box, array).second, allocated)});
   }
   return devices;
 }

@@ -21,6 +21,7 @@ struct DeviceNow {
   int device;
   uint64_t recorded;  // events
   uint64_t allocated_bytes, reserved_bytes;  // nothing is known to be reserved on the CPU
+  uint64_t peak_bytes;                       // the most that was allocated since the ring's first event
 };
 std::vector<DeviceNow> devices_now(const BoxReader& box);
 

@@ -29,6 +29,7 @@ class LiveDevice:
         step: The step in which the process is; 0: none.
         recorded: How many events it has recorded.
         allocated_bytes: The memory of blocks that were allocated since the recording began.
+        peak_bytes: The most that was allocated, as far back as the ring has events.
         reserved_bytes: The memory of segments, likewise; None for the CPU.
         box: The file that has it.
     """
@@ -39,6 +40,7 @@ class LiveDevice:
     step: int
     recorded: int
     allocated_bytes: int
+    peak_bytes: int
     reserved_bytes: int | None
     box: str
 
@@ -92,6 +94,7 @@ def _devices(pid: int, path: Path, folders: Set[Path] | None) -> Iterator[LiveDe
                 box.last_step,
                 now["recorded"],
                 now["allocated_bytes"],
+                now["peak_bytes"],
                 None if is_cpu else now["reserved_bytes"],
                 os.fspath(path),
             )

@@ -25,7 +25,7 @@ _COLUMNS: Columns = {
     "device": "device",
     "step": "step",
     "allocated": "allocated_bytes",
-    "peak here": "peak_bytes",
+    "peak": "peak_bytes",
     "reserved": "reserved_bytes",
 }
 _SINCE: Columns = {"a step": "growth_bytes", "events/s": "events_per_s"}
@@ -33,7 +33,6 @@ _SINCE: Columns = {"a step": "growth_bytes", "events/s": "events_per_s"}
 
 @dataclass(frozen=True)
 class _Row(LiveDevice):
-    peak_bytes: int
     growth_bytes: int | None
     events_per_s: int | None
 
@@ -52,7 +51,7 @@ class _Watched:
     def _row(self, device: LiveDevice) -> _Row:
         key, now = (device.pid, device.device), time.monotonic()
         first = self._first.setdefault(key, device)
-        peak = self._peaks[key] = max(self._peaks.get(key, 0), device.allocated_bytes)
+        peak = self._peaks[key] = max(self._peaks.get(key, 0), device.peak_bytes)
         steps = device.step - first.step
         growth = (device.allocated_bytes - first.allocated_bytes) // steps if steps > 0 else None
         rate = None
@@ -60,7 +59,8 @@ class _Watched:
             at, recorded = self._before[key]
             rate = round((device.recorded - recorded) / max(now - at, 1e-3))
         self._before[key] = now, device.recorded
-        return _Row(**asdict(device), peak_bytes=peak, growth_bytes=growth, events_per_s=rate)
+        known = {**asdict(device), "peak_bytes": peak}
+        return _Row(**known, growth_bytes=growth, events_per_s=rate)
 
 
 def _parsed(text: str) -> int | Path:
@@ -87,9 +87,9 @@ def command(
     pytracer live --dump 4711
 
     Shows this user's processes that a tracer with an output records, or those of them that have it
-    in a DIRECTORY: their memory, how much it has grown for each step since the command began, and
-    their events. The processes do nothing for it, so one that hangs is shown, too. Control-C ends
-    the command.
+    in a DIRECTORY: their memory, its peak as far back as they have events, how much it has grown
+    for each step since the command began, and their events. The processes do nothing for it, so one
+    that hangs is shown, too. Control-C ends the command.
     """
     devices = live_devices(wanted)
     if not devices:

@@ -61,7 +61,10 @@ def work(folder: Path, seed: int, thread: int, device: str) -> None:
 
 def noted(folder: Path, thread: int) -> tuple[list[int], list[int]]:
     """Return the changes of a thread, in floats, negative for a free; and one in flight."""
-    done, _, begun = (folder / f"thread{thread}").read_text().rpartition("\n")
+    notes = folder / f"thread{thread}"
+    if not notes.exists():  # killed before
+        return [], []
+    done, _, begun = notes.read_text().rpartition("\n")
     return [int(line) for line in done.split()], [int(begun)] if begun else []
 
 
@@ -74,7 +77,7 @@ def check(folder: Path, seed: int, device: str) -> None:
     [path] = folder.rglob("killed_*/*.pickle")
     assert not [*folder.rglob("*.box")], lines
     snapshot = pickle.loads(path.read_bytes())
-    [events] = [trace for trace in snapshot["device_traces"] if trace]
+    [events] = [trace for trace in snapshot["device_traces"] if trace] or [[]]
     signs = {"alloc": 1, "free_completed": -1}
     changes = [
         signs[event["action"]] * event["size"] // FLOAT_BYTES
@@ -102,9 +105,8 @@ def check(folder: Path, seed: int, device: str) -> None:
                 model[-1] ^= {abs(change)}
         assert {size for size in live if thread * SIZES < size <= (thread + 1) * SIZES} in model
         made += len(finished)
-    held = len(events) - 1 - threads  # of an accelerator, also requests of frees and segments
+    held = ENTRIES - 1 - threads  # of an accelerator, also requests of frees, and segments
     assert len(changes) >= min(made, held if device == "cpu" else held // 3)
-    assert len(events) >= min(made, ENTRIES) - 1 - threads
 
 
 def main() -> None:

@@ -374,6 +374,7 @@ def test_a_live_process_is_shown_from_outside(tmp_path: Path) -> None:
     hanging = (
         START.replace('"out"', '"other"')
         + """
+torch.empty(9000)
 print(os.getpid(), flush=True)
 import ctypes
 ctypes.PyDLL(None).pause()
@@ -396,6 +397,7 @@ ctypes.PyDLL(None).pause()
     # THEN its memory and its step are there, and a file has its blocks
     assert (device["pid"], device["device"], device["step"]) == (int(pid), "cpu", 2)
     assert (device["allocated_bytes"], device["reserved_bytes"]) == (4 * 3000, None)
+    assert device["peak_bytes"] == 4 * 12000
     assert "11.72 KiB" in table.stdout
     assert [pid in done.stdout for done in of_folders] == [True, True, False]
     [path] = (tmp_path / "other").rglob("demand_*/*.pickle")

@@ -31,6 +31,8 @@ def locate(requirement: str, machine: str) -> tuple[str, str]:
     platforms = [f"--platform={name}_{machine}" for name in PLATFORMS]
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report=-"]
     command += ["--ignore-installed", "--no-deps", "--only-binary=:all:", "--target=build/nothing"]
+    # Without this, pip fetches the whole wheel where the registry has no metadata beside it.
+    command += ["--use-feature=fast-deps"]
     command += ["--disable-pip-version-check", "--no-warn-conflicts"]
     command += [f"--python-version={PYTHON}", *platforms, requirement]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)

@@ -118,7 +118,7 @@ Value RowBuilder::frame(const Items& items) {
 }
 
 Value RowBuilder::block(const Items& items) {
-  int64_t address = -1, size = 0, requested = -1, owners = 0;
+  int64_t address = -1, size = 0, requested = -1, owners = 0, birth_step = 0;
   uint8_t state = kInactive;
   uint32_t stack = 0, category = 0, rule = 0, owner = 0, holder = 0;
   Value history;
@@ -140,6 +140,7 @@ Value RowBuilder::block(const Items& items) {
       case kOwner: owner = values_.text(value, "a block's owner"); break;
       case kHolder: holder = values_.text(value, "a block's holder"); break;
       case kOwners: owners = values_.integer(value, "a block's owners"); break;
+      case kBirthStep: birth_step = values_.integer(value, "a block's birth_step"); break;
       default: note_unknown("block", items[i]);
     }
   }
@@ -157,6 +158,7 @@ Value RowBuilder::block(const Items& items) {
   blocks.owner.push_back(owner);
   blocks.holder.push_back(holder);
   blocks.owners.push_back(owners);
+  blocks.birth_step.push_back(birth_step);
   return Value(Kind::block, blocks.size.size() - 1);
 }
 

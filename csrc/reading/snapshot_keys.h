@@ -54,6 +54,7 @@ enum Key : uint32_t {
   kHolder,
   kHostSegments,
   kHostTraces,
+  kBirthStep,
   kKeys
 };
 
@@ -68,7 +69,7 @@ constexpr const char* kKeyNames[kKeys] = {
     "is_expandable", "allocated_size",  "active_size",   "segments",
     "device_traces", "allocator_settings", "external_annotations", "pytracer",
     "category",      "category_rule",   "owner",         "owners",
-    "holder",        "host_segments",   "host_traces"};
+    "holder",        "host_segments",   "host_traces",   "birth_step"};
 
 // The number of a key of a dict; kKeys if the key is no text. May be any text's number.
 inline uint32_t key_number(Value key) { return key.is(Kind::string) ? key.index() : kKeys; }

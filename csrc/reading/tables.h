@@ -36,11 +36,11 @@ struct BlockColumns {
   Column<int64_t> segment, address, size, requested;  // address -1: the file does not have it
   Column<uint8_t> state;  // enum BlockState
   Column<uint32_t> stack, category, category_rule, owner, holder;
-  Column<int64_t> owners;
+  Column<int64_t> owners, birth_step;
 
   uint64_t memory() const noexcept {
     return memory_of(segment, address, size, requested, state, stack, category, category_rule,
-                     owner, holder, owners);
+                     owner, holder, owners, birth_step);
   }
 };
 

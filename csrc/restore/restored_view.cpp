@@ -207,6 +207,7 @@ class Restored {
         if (device.device != step.device) continue;
         if (!device.steps.empty() && device.steps.back().begin > step.begin) continue;
         device.steps.push_back({step.number, step.begin});
+        device.births.push_back({step.epoch, step.number});
       }
       if (view_.steps.empty() || view_.steps.back().number != step.number) {
         view_.steps.push_back({step.number, step.ticks});

@@ -20,11 +20,12 @@ struct BoxStep {
   int64_t ticks;   // now_ticks()
   uint32_t number;
   int32_t device;
+  uint32_t epoch;  // the least one of blocks that it allocated
 };
 
 class BoxNotes {
  public:
-  // The last ones are kept: 24 and 16 bytes each.
+  // The last ones are kept: 32 and 16 bytes each.
   static constexpr uint32_t kMostSteps = 1u << 16, kMostPairs = 1u << 12;
   static constexpr uint32_t kMaxDescription = 1u << 18;
 

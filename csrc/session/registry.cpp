@@ -102,11 +102,14 @@ void Registry::describe_box(std::string_view text) {
 }
 
 void Registry::note_step(const Session& session, uint32_t number, int64_t ticks,
-                         const std::vector<uint64_t>& begins, bool replaces) {
+                         const std::vector<uint64_t>& begins,
+                         const std::vector<uint32_t>& epochs, bool replaces) {
   if (!notes_ || sessions_.empty() || sessions_.front() != &session) return;
   if (replaces) notes_->forget_steps();
   const std::vector<int>& devices = session.devices();
-  for (size_t i = 0; i < begins.size(); ++i) notes_->note_step({begins[i], ticks, number, devices[i]});
+  for (size_t i = 0; i < begins.size(); ++i) {
+    notes_->note_step({begins[i], ticks, number, devices[i], epochs[i]});
+  }
 }
 
 void Registry::note_clocks() noexcept {

@@ -72,7 +72,8 @@ class Registry {
   // Under control(), all below.
   // Notes that a step of a session begins, if the box is this session's.
   void note_step(const Session& session, uint32_t number, int64_t ticks,
-                 const std::vector<uint64_t>& begins, bool replaces = false);
+                 const std::vector<uint64_t>& begins, const std::vector<uint32_t>& epochs,
+                 bool replaces = false);
   struct Resources {
     std::vector<std::shared_ptr<DeviceLog>> logs;  // in the order of the session's devices
     std::shared_ptr<StackTable> stacks;

@@ -76,7 +76,8 @@ void Session::set_mode(Mode mode, bool paused, bool keeps_events) {
   } else if (mode_ == Mode::off) {
     steps.push_back({step_, ticks, {}});
     for (const Cursor& cursor : cursors) steps.back().begins.push_back(cursor.begin);
-    registry_.note_step(*this, step_, ticks, steps.back().begins);
+    births_.clear();
+    registry_.note_step(*this, step_, ticks, steps.back().begins, add_birth());
   } else {
     steps.push_back(steps_.back());
   }
@@ -107,7 +108,9 @@ void Session::begin_step(uint32_t number, bool replaces) {
   if (replaces) {
     steps_.erase(steps_.begin() + 1, steps_.end());
     steps_.front().number = number;
-    registry_.note_step(*this, number, steps_.front().ticks, steps_.front().begins, true);
+    births_.erase(births_.begin() + 1, births_.end());
+    births_.front().number = number;
+    registry_.note_step(*this, number, steps_.front().ticks, steps_.front().begins, births_.front().epochs, true);
     return;
   }
   const int64_t ticks = now_ticks();
@@ -118,9 +121,19 @@ void Session::begin_step(uint32_t number, bool replaces) {
 
 void Session::add_step(int64_t ticks, std::vector<uint64_t> begins) {
   const size_t most = mode_ == Mode::state ? 1 : kMaxSteps;  // without events, only the current one
-  registry_.note_step(*this, step_, ticks, begins);
+  registry_.note_step(*this, step_, ticks, begins, add_birth());
   steps_.push_back({step_, ticks, std::move(begins)});
   while (steps_.size() > most) steps_.pop_front();
+}
+
+const std::vector<uint32_t>& Session::add_birth() {
+  if (births_.size() >= kMaxBirths) {  // every second one goes
+    for (size_t i = 1; i < births_.size() / 2; ++i) births_[i] = std::move(births_[2 * i]);
+    births_.resize(births_.size() / 2);
+  }
+  births_.push_back({step_, {}});
+  for (const Cursor& cursor : cursors_) births_.back().epochs.push_back(cursor.log->mark().epoch);
+  return births_.back().epochs;
 }
 
 void Session::keep_last_step() {
@@ -324,6 +337,7 @@ void Session::add_devices(View& view, std::vector<DeviceLog::Capture> captures) 
     if (&clock != &own && !accelerators) accelerators = clock.calibrate();
     device.clock = &clock == &own ? view.clock : accelerators;
     for (const Step& step : steps_) device.steps.push_back({step.number, step.begins[i]});
+    for (const Birth& birth : births_) device.births.push_back({birth.epochs[i], birth.number});
     view.devices.push_back(std::move(device));
   }
 }

@@ -11,7 +11,8 @@
 // 4. A paused session keeps the live blocks and asks for no stacks: blocks allocated meanwhile have
 //    none, unless another session wants them.
 // 5. Steps are a session's own: numbers that it gives to parts of its record. The last 16,384 are
-//    kept; events before them belong to no step.
+//    kept; events before them belong to no step. Of live blocks the step is known in which they were
+//    allocated, however long ago: at even distances, 2,048 steps or more are kept for that.
 // 6. Control operations come one at a time, under the registry's control lock.
 // 7. In a forked child a session of the parent is inert: it shows nothing and changes nothing. It
 //    must not be destroyed there: another thread may have been in the middle of a change.
@@ -128,7 +129,12 @@ class Session {
   };
   bool stopped() const noexcept { return mode_ == Mode::off && !final_captures_.empty(); }
   void set_mode(Mode mode, bool paused, bool keeps_events = false);
+  struct Birth {
+    uint32_t number;               // of a step
+    std::vector<uint32_t> epochs;  // the least ones of blocks that it allocated, by device
+  };
   void add_step(int64_t ticks, std::vector<uint64_t> begins);
+  const std::vector<uint32_t>& add_birth();  // of blocks of the current step; returns its epochs
   void keep_last_step();
   View snapshot_view();
   // Where the session's record of a device ends.
@@ -138,7 +144,7 @@ class Session {
   std::exception_ptr capture(std::vector<DeviceLog::Capture>& captures,
                              std::shared_ptr<const AllocatorState>& state) const;
 
-  static constexpr size_t kMaxSteps = 16'384;
+  static constexpr size_t kMaxSteps = 16'384, kMaxBirths = 4'096;
   Registry& registry_;
   SessionOptions options_;  // under the control lock
   const uint64_t process_number_;
@@ -147,6 +153,7 @@ class Session {
   bool paused_ = false;                // in Mode::state
   std::vector<Cursor> cursors_;
   std::deque<Step> steps_;
+  std::vector<Birth> births_;
   uint32_t step_ = 0;
   int64_t begun_, ended_ = 0;  // the window; ticks
   std::vector<DeviceLog::Capture> final_captures_;  // once stopped, as the next; without rings

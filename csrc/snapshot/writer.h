@@ -126,7 +126,7 @@ class SnapshotWriter {
       segment_pool_id_{"segment_pool_id"}, is_expandable_{"is_expandable"}, blocks_{"blocks"},
       state_{"state"}, small_{"small"}, large_{"large"}, category_{"category"},
       category_rule_{"category_rule"}, owner_{"owner"}, owners_{"owners"},
-      holder_{"holder"};
+      holder_{"holder"}, birth_step_{"birth_step"};
   Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
   std::vector<Key> category_names_{kCategoryNames, kCategoryNames + kCategories};
   std::vector<Key> rule_names_{kRuleNames, kRuleNames + kRules};

@@ -4,7 +4,9 @@
 // so that it outlives its session.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -28,6 +30,16 @@ struct DeviceView {
     uint64_t begin;  // number of its first event
   };
   std::vector<Step> steps;  // in order; events before the first one belong to no step
+  struct Birth {
+    uint32_t epoch;  // the least one of blocks that were allocated in the step
+    uint32_t number;
+  };
+  std::vector<Birth> births;  // in order, also of steps without events; empty in Session::events()
+  uint32_t birth_step(const LiveBlock& block) const noexcept {  // 0: none, or unknown
+    const auto is_older = [](uint32_t epoch, const Birth& birth) { return epoch < birth.epoch; };
+    const auto after = std::upper_bound(births.begin(), births.end(), block.epoch, is_older);
+    return after == births.begin() ? 0 : std::prev(after)->number;
+  }
   std::vector<TensorUse> uses;  // in order; empty in Session::events()
   bool is_cpu() const noexcept { return device == PYTRACER_CPU_DEVICE; }
   bool is_host() const noexcept { return device == PYTRACER_HOST_DEVICE; }

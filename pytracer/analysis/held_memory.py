@@ -270,10 +270,13 @@ class HeldMemory:
     def _by_step(self) -> _Coded:
         boundaries = self.data.boundaries
         begins = np.array([first for _, first in boundaries], np.int64)
-        numbers = np.array([-1, *(step for step, _ in boundaries)], np.int64)
-        steps, step_of = np.unique(numbers, return_inverse=True)
-        step = step_of[np.searchsorted(begins, self.column("alloc_event"), "right")]
-        return len(steps), lambda code: int(steps[code]) if code else None, step
+        numbers = np.array([0, *(step for step, _ in boundaries)], np.int64)
+        step = numbers[np.searchsorted(begins, self.column("alloc_event"), "right")]
+        births, row = self.data.snapshot.blocks.birth_step, self._row_at_end
+        is_known_by_birth = (step == 0) & (row >= 0)
+        step[is_known_by_birth] = births[row[is_known_by_birth]]
+        steps, code_of = np.unique(step, return_inverse=True)
+        return len(steps), lambda code: int(steps[code]) or None, code_of
 
     def _by_age(self) -> _Coded:
         now = None if self.entry is None else step_at(self.data.boundaries, self.entry - 1)

@@ -189,6 +189,8 @@ class Blocks(_Columns):
         holder: uint32, which Python object keeps the block's memory alive, as in "cache[3] of
             main()"; "": not searched, or not found.
         owners: int64, how many tensors have the block; 1 for a workspace.
+        birth_step: int64, the step in which the block was allocated, or one shortly before it in a
+            recording of more than 2,048 steps; 0: no step, or unknown.
     """
 
     segment: Column
@@ -202,6 +204,7 @@ class Blocks(_Columns):
     owner: Column
     holder: Column
     owners: Column
+    birth_step: Column
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,6 +116,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
                     strings[b.get("owner", "")],
                     strings[b.get("holder", "")],
                     b.get("owners", 0),
+                    b.get("birth_step", 0),
                 )
             )
             address += b["size"]
@@ -126,7 +127,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
         path=path,
         traces=tuple(traces),
         segments=Segments(*columns(segments, "i8 i8 i8 i8 u4 u4 ?1 u4 i8")),
-        blocks=Blocks(*columns(blocks, "i8 i8 i8 i8 u1 u4 u4 u4 u4 u4 i8")),
+        blocks=Blocks(*columns(blocks, "i8 i8 i8 i8 u1 u4 u4 u4 u4 u4 i8 i8")),
         stacks=Stacks(
             np.cumsum([0] + [len(numbers) for numbers, *_ in stacks], dtype=np.int64),
             np.array([frame for numbers, *_ in stacks for frame in numbers], np.uint32),

@@ -28,7 +28,7 @@ SEGMENT_TYPES = {
 BLOCK_TYPES = {"address": int, "size": int, "requested_size": int, "state": str, "frames": list}
 CATEGORY_TYPES = {"category": str, "category_rule": str}  # pytracer's own, as the next
 OWNER_TYPES = {"owner": str, "owners": int}
-HOLDER_TYPES = {"holder": str}
+OPTIONAL_TYPES = {"holder": str, "birth_step": int}
 EVENT_TYPES = {
     "action": str,
     "addr": int,

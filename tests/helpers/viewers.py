@@ -16,9 +16,9 @@ from viewed_values import (
     CATEGORY_TYPES,
     EVENT_TYPES,
     FRAME_TYPES,
-    HOLDER_TYPES,
     INACTIVE,
     OOM_TYPES,
+    OPTIONAL_TYPES,
     OWNER_TYPES,
     PENDING,
     SEGMENT_TYPES,
@@ -102,7 +102,7 @@ def _check_segment(segment: Any, where: str) -> None:
     for number, block in enumerate(segment["blocks"]):
         inside = f"{where} block {number}"
         types = BLOCK_TYPES | (CATEGORY_TYPES if "category" in block else {})
-        types |= HOLDER_TYPES if "holder" in block else {}
+        types |= {key: kind for key, kind in OPTIONAL_TYPES.items() if key in block}
         check_types(block, types | (OWNER_TYPES if "owner" in block else {}), inside)
         check_range(block["address"], block["size"], inside)
         require(block["address"] == address, f"{inside}: at {block['address']}, not {address}")

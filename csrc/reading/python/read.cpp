@@ -70,7 +70,8 @@ py::tuple to_arrays(BlockColumns& blocks) {
                         to_array(blocks.requested), to_array(blocks.state),
                         to_array(blocks.stack), to_array(blocks.category),
                         to_array(blocks.category_rule), to_array(blocks.owner),
-                        to_array(blocks.holder), to_array(blocks.owners));
+                        to_array(blocks.holder), to_array(blocks.owners),
+                        to_array(blocks.birth_step));
 }
 
 py::dict read(const py::object& file, const py::object& allowed_bytes,

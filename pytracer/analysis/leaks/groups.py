@@ -52,6 +52,19 @@ def search(seen: Observation) -> tuple[list[Growth], list[Release]]:
     return in_order(growths), releases[:5]
 
 
+def leaks_of_survivors(seen: Observation) -> list[Growth]:
+    """Return the leaks by blocks of steps of which nothing else is known (`events_from`).
+
+    What a container of many steps was filled with looks alike once: its growth began late.
+    """
+    latest = seen.position[0] + (seen.position[-1] - seen.position[0]) / 3
+    return [
+        growth
+        for growth in search(seen)[0]
+        if growth.verdict == "leak" and (growth.first_step or 0) <= latest
+    ]
+
+
 def _with_states(seen: Observation, of_model: Iterable[Growth]) -> list[Growth]:
     """Add to the growths of a model what its new parameters bring: gradients and states."""
     growths = list(of_model)
@@ -139,7 +152,7 @@ class _Search:
             parts = self._divided(group, by_caller_only=is_leak)
         if sum([self.examine(part, divisions + 1) for part in parts if self.may_grow(part)]):
             return True
-        found = kept if parts or is_leak else self._replaced(group) or kept
+        found = kept if parts or is_leak or self.seen.events_from else self._replaced(group) or kept
         if isinstance(found, Growth) and is_leak and parts:
             reason = "several of its callers grow, and each of them too rarely"
             found = replace(found, verdict="unknown", reason=reason)
@@ -205,7 +218,7 @@ class _Search:
         if steady.reason and not steady.is_open:
             return self._release(group, steady.reason) if len(growths) > 2 else None
         reason = self.seen.doubt or steady.reason or self._may_be_cleared(group, longest)
-        reason = reason or self._older_released(overdue, longest, len(overdue))
+        reason = reason or self._older_released(overdue, longest, self._may_be_released(overdue))
         reason = reason or self._freed_at_end(overdue)
         level = np.cumsum(np.bincount(overdue.birth, overdue.size_bytes, slots))[growths]
         held = group.of(group.death == slots) if is_older else alive.of(alive.birth >= growths[0])
@@ -327,6 +340,10 @@ class _Search:
         is_enough = growths >= 3 and growths + older >= _LEAST_OLDER
         return self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough
 
+    def _may_be_released(self, suspects: Lives) -> int:
+        """Return how many blocks would have been released for them, in slots with all events."""
+        return int(np.count_nonzero(suspects.birth >= self.seen.events_from))
+
     def _older_released(self, suspects: Lives, longest: int, count: int) -> str:
         """Return a doubt if older blocks that may be of the same group were released late."""
         size = suspects.size_bytes
@@ -335,6 +352,8 @@ class _Search:
         released = int(np.count_nonzero(is_alike & is_late))
         if released < 0.25 * count:
             return ""
+        if count == 0:
+            return "the steps with all events have no such block"
         return (
             f"{released} blocks of such sizes, older than the file, were released, and the file "
             "does not say which line allocated them"

@@ -28,6 +28,8 @@ class Observation:
         has_steps: Whether the slots are steps.
         begins_late: Whether the steps before the first slot are missing.
         doubt: Why no growth can certainly be a leak; "" if one can.
+        events_from: The first slot of which all releases are known. Of blocks that were released in
+            an earlier one, nothing is.
         volume_bytes: int64, the requested bytes of all allocations in each slot; None if unknown.
         later: The blocks that were born after the last slot and are alive at the end of the file;
             None if there are none.
@@ -49,6 +51,7 @@ class Observation:
     has_steps: bool
     begins_late: bool
     doubt: str
+    events_from: int = 0
     volume_bytes: Column | None = None
     later: Lives | None = None
     later_is_of_model: Column = field(default_factory=lambda: np.zeros(0, bool))

@@ -17,10 +17,11 @@ from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.leaks.bounded_growth import without_bounded
-from pytracer.analysis.leaks.groups import search
+from pytracer.analysis.leaks.groups import leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
+from pytracer.analysis.leaks.survivors import slots_of_survivors, steps_of_survivors
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.analysis.program_files import program_files
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
@@ -110,14 +111,20 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
     if not history.is_replayed:
         return unknown(snapshot, device, data.contradiction or "")
     slots = timeline(data)
-    if slots.slots < 2:
-        reason = f"the file has {slots.slots or 'no'} complete step{'s' * (slots.slots != 1)}"
-        return unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
-    seen = _observe(data, slots)
-    growths, releases = search(seen)
+    has_steps = slots.unit == "step"
+    if slots.slots >= 2:
+        seen = _observe(data, slots)
+        growths, releases = search(seen)
+    if slots.slots < 2 or (has_steps and not any(each.verdict == "leak" for each in growths)):
+        older = _observe_survivors(data, slots)
+        leaks = [] if older is None else leaks_of_survivors(older)
+        if older is not None and leaks:
+            seen, growths, releases = older, leaks, []
+        elif slots.slots < 2:
+            reason = f"the file has {slots.slots or 'no'} complete step{'s' * (slots.slots != 1)}"
+            return unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
     allocated = history.usage.allocated_bytes
     at_ends = allocated[slots.edges[1:]]
-    has_steps = slots.unit == "step"
     limit = limit_bytes_of(snapshot, device, history) if has_steps else None
 
     def available_for(growths: list[Growth]) -> int | None:
@@ -133,10 +140,10 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         unknown(snapshot, device, reason),
         verdict=verdict,
         unit=slots.unit,
-        first=int(slots.position[0]) if has_steps else None,
+        first=int(seen.position[0]) if has_steps else None,
         last=int(slots.position[-1]) if has_steps else None,
-        observed=slots.slots,
-        begin_bytes=int(at_ends[0]),
+        observed=seen.slots,
+        begin_bytes=int(at_ends[0]) if seen.events_from == 0 else None,
         end_bytes=int(at_ends[-1]),
         releases=[*bounded, *releases],
         available_bytes=available_for(growths),
@@ -226,9 +233,30 @@ def stack_frames(snapshot: Snapshot, sites: Column) -> Callable[[int], tuple[Fra
 
 
 def _observe(data: DeviceData, slots: Timeline) -> Observation:
-    blocks, edges, count = data.history.blocks, slots.edges, slots.slots
-    birth = np.searchsorted(edges, blocks.alloc_event, "right") - 1
-    death = np.searchsorted(edges, blocks.free_requested_event, "right") - 1
+    blocks = data.history.blocks
+    birth, death = (
+        np.searchsorted(slots.edges, event, "right") - 1
+        for event in (blocks.alloc_event, blocks.free_requested_event)
+    )
+    return _observed(data, birth, death, slots)
+
+
+def _observe_survivors(data: DeviceData, slots: Timeline) -> Observation | None:
+    """Return what is to be seen of all steps; None if these are the steps of the events."""
+    if slots.unit != "step" or slots.slots < 1 or not slots.begins_late:
+        return None
+    stride = int(slots.position[1] - slots.position[0]) if slots.slots > 1 else 1
+    first = int(slots.position[0]) + 1 - stride
+    steps = steps_of_survivors(data, first, int(slots.position[-1]))
+    if steps is None:
+        return None
+    position = replace(slots, position=steps.position, begins_late=False)
+    seen = _observed(data, *slots_of_survivors(data, steps), position)
+    return replace(seen, events_from=steps.events_from, volume_bytes=None)
+
+
+def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -> Observation:
+    blocks, count = data.history.blocks, len(slots.position)
     is_born = birth < count
     in_slot = is_born & (birth >= 0)
     volume = np.bincount(birth[in_slot], blocks.requested_bytes[in_slot], count).astype(np.int64)

@@ -1,6 +1,7 @@
 """Which requests of two recordings of a program are the same: by stack, stream and order."""
 
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from itertools import pairwise
 
 import numpy as np
@@ -22,8 +23,15 @@ _LOOK = 20_000
 _BOTH = 64
 """How many requests, of both recordings together, may be others at one place."""
 
+_MOST_PAIRS = 10_000
+"""In so long runs of one stack, both together, sizes are not compared."""
+
 _GIVE_UP = 100
 """After so many differences without an end, the rest is different."""
+
+
+_ALIKE = "devices", "versions of torch", "settings"
+"""What all recordings have to have in common."""
 
 
 class StackNames:
@@ -168,6 +176,11 @@ def recorded(snapshot: Snapshot, recording: Recording, names: StackNames) -> Rec
     return found
 
 
+def _of(file: Recorded) -> tuple[str | None, ...]:
+    recording = file.recording
+    return recording.name.partition(":")[0], recording.torch_version, recording.settings
+
+
 def common_steps(files: list[Recorded]) -> list[Recorded]:
     """Return the recordings with the steps that all have.
 
@@ -175,8 +188,16 @@ def common_steps(files: list[Recorded]) -> list[Recorded]:
     memory there.
 
     Raises:
-        PytracerError: Some recordings have steps, and one has no complete step.
+        PytracerError: Some recordings have steps, and one has no complete step; or they are of
+            different devices, versions of torch or settings.
     """
+    for file in files[1:]:
+        for what, one, other in zip(_ALIKE, _of(files[0]), _of(file), strict=True):
+            if one != other:
+                raise PytracerError(
+                    f"{files[0].path} and {file.path} have different {what}, {one!r} and {other!r},"
+                    " under which a program may request other memory: record all in the same way"
+                )
     least = min(files, key=lambda file: file.complete)
     if len({(file.complete, len(file.steps)) for file in files}) == 1:
         return files
@@ -215,12 +236,12 @@ def matches_of_steps(
     first: Recorded, step: int, second: Recorded, other: int
 ) -> tuple[Column, Column]:
     """Return the allocations of two steps, of one recording or two, that are the same."""
-    begin, other_begin = first.steps[step], second.steps[other]
-    in_first, in_second = aligned(
-        first.key[begin : first.steps[step + 1]],
-        second.key[other_begin : second.steps[other + 1]],
-    )
-    return in_first + begin, in_second + other_begin
+    one = slice(first.steps[step], first.steps[step + 1])
+    two = slice(second.steps[other], second.steps[other + 1])
+    keys = first.key[one], second.key[two]
+    sizes = first.size_bytes[one], second.size_bytes[two]
+    in_first, in_second = by_sizes(*keys, *sizes, *aligned(*keys))
+    return in_first + one.start, in_second + two.start
 
 
 def aligned(first: Column, second: Column) -> tuple[Column, Column]:
@@ -240,6 +261,44 @@ def aligned(first: Column, second: Column) -> tuple[Column, Column]:
         i, j = (i + 1, j + 1) if skipped is None else (i + skipped[0], j + skipped[1])
     in_first, in_second = zip(*pairs, strict=True)
     return np.concatenate(in_first), np.concatenate(in_second)
+
+
+def by_sizes(
+    first: Column,
+    second: Column,
+    first_bytes: Column,
+    second_bytes: Column,
+    in_first: Column,
+    in_second: Column,
+) -> tuple[Column, Column]:
+    """Return the pairs of `aligned`, in which runs of unequal length are matched by their sizes.
+
+    A library that loops over the rows of a batch takes a workspace more for each: only the sizes
+    show which requests of one line these are.
+    """
+    run, other = (np.cumsum(np.diff(keys, prepend=keys[:1]) != 0) for keys in (first, second))
+    begins, other_begins = (
+        np.searchsorted(runs, np.arange(runs[-1] + 2 if len(runs) else 1)) for runs in (run, other)
+    )
+    run, other = run[in_first], other[in_second]
+    lengths, other_lengths = np.diff(begins)[run], np.diff(other_begins)[other]
+    is_other = (lengths != other_lengths) & (lengths * other_lengths <= _MOST_PAIRS)
+    found = [np.column_stack((in_first, in_second))[~is_other]]
+    for one, two in np.unique(np.column_stack((run, other))[is_other], axis=0).tolist():
+        i, j = begins[one], other_begins[two]
+        sizes = first_bytes[i : begins[one + 1]].tolist()
+        other_sizes = second_bytes[j : other_begins[two + 1]].tolist()
+        matcher = SequenceMatcher(None, sizes, other_sizes, autojunk=False)
+        for _, begin, end, other_begin, other_end in matcher.get_opcodes():
+            here, there = [*range(begin, end)], [*range(other_begin, other_end)]
+            if len(here) != len(there):  # what is there more often is in both
+                here = [at for at in here if sizes[at] not in other_sizes]
+                there = [at for at in there if other_sizes[at] not in sizes]
+            rows = [*zip(here, there, strict=False)]
+            found.append(np.array(rows, np.int64).reshape(-1, 2) + (i, j))
+    pairs = np.concatenate(found)
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    return pairs[:, 0], pairs[:, 1]
 
 
 def _same_run(first: Column, second: Column) -> int:

@@ -79,12 +79,12 @@ def test_predictions_are_the_peaks_of_the_program(
     for batch, length in TARGETS[:1] if name == SHORT else TARGETS:
         found = pytracer.fit(*paths, at={"batch": batch, "length": length})
         truth = run(tmp_path, backend, name, f"batch={batch},length={length}")
+        assert peaks(found) == truth
         if name == "convolutions" and found.unseen:
-            # torch 2.15 takes buffers from some size on, which a recording does not have.
+            # torch 2.15 takes a workspace for each image: there are more of them.
             assert found.torch_version == "2.15.0"
             assert_bounds_hold(found, truth)
             continue
-        assert peaks(found) == truth
         assert found.is_exact
         assert not any(file.unmatched for file in found.files)
 

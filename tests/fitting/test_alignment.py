@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pytracer.fitting.alignment import aligned
+from pytracer.fitting.alignment import aligned, by_sizes
 
 
 def keys(text: str) -> np.ndarray:
@@ -53,6 +53,25 @@ def test_keys_are_compared_as_numbers() -> None:
     shifted = np.full(8, 256, np.int32)
     in_first, _ = aligned(np.concatenate([[7], wanted]).astype(np.int32), np.append(7, shifted))
     assert in_first.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "matched"),
+    [
+        # A workspace, 9, for each row of the batch: 2 rows, and 4.
+        ([4, 7, 9, 9, 5], [8, 14, 9, 9, 9, 9, 6], [(4, 8), (7, 14), (9, 9), (9, 9), (5, 6)]),
+        # As many requests are in order.
+        ([4, 9, 8], [8, 16, 9], [(4, 8), (9, 16), (8, 9)]),
+    ],
+)
+def test_sizes_show_what_a_line_requests_more_often(
+    first: list[int], second: list[int], matched: list[tuple[int, int]]
+) -> None:
+    keys = [np.array([1, *[2] * len(sizes), 1], np.int32) for sizes in (first, second)]
+    bytes_ = [np.array([1, *sizes, 1]) for sizes in (first, second)]
+    in_first, in_second = by_sizes(*keys, *bytes_, *aligned(*keys))
+    found = zip(bytes_[0][in_first].tolist(), bytes_[1][in_second].tolist(), strict=True)
+    assert [*found] == [(1, 1), *matched, (1, 1)]
 
 
 def test_different_sequences_end_soon() -> None:

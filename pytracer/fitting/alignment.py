@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -95,13 +96,13 @@ class Recorded:
         """The file."""
         return self.snapshot.path
 
-    @property
+    @cached_property
     def size_bytes(self) -> Column:
         """The requested bytes of each allocation: int64."""
         found: Column = self.recording.requests.size_bytes[self.rows]
         return found
 
-    @property
+    @cached_property
     def stack(self) -> Column:
         """The stack of each allocation."""
         found: Column = self.recording.trace.stack[self.recording.requests.event[self.rows]]
@@ -252,10 +253,12 @@ def aligned(first: Column, second: Column) -> tuple[Column, Column]:
     pairs = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     i = j = failures = 0
     texts = first.tobytes(), second.tobytes()
-    while i < len(first) and j < len(second) and failures < _GIVE_UP:
+    while failures < _GIVE_UP:
         same = _same_run(first[i:], second[j:])
         pairs.append((np.arange(i, i + same), np.arange(j, j + same)))
         i, j = i + same, j + same
+        if i == len(first) or j == len(second):
+            break
         skipped = _skip(texts, first.itemsize, i, j)
         failures += skipped is None
         i, j = (i + 1, j + 1) if skipped is None else (i + skipped[0], j + skipped[1])
@@ -276,6 +279,8 @@ def by_sizes(
     A library that loops over the rows of a batch takes a workspace more for each: only the sizes
     show which requests of one line these are.
     """
+    if len(first) == len(second) == len(in_first):
+        return in_first, in_second
     run, other = (np.cumsum(np.diff(keys, prepend=keys[:1]) != 0) for keys in (first, second))
     begins, other_begins = (
         np.searchsorted(runs, np.arange(runs[-1] + 2 if len(runs) else 1)) for runs in (run, other)

@@ -310,6 +310,20 @@ def test_the_command(tmp_path: Path) -> None:
     assert report["target"] == report["predictions"][-1]
 
 
+def test_the_plot_of_a_range(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    paths, path = recordings(tmp_path), tmp_path / "plot.svg"
+    at, setting = "batch=8..32..4,length=256", "max_split_size_mb:64"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        done = invoke("fit", *paths, "--at", at, "--set", setting, "--plot", path)
+    assert done.exit_code == 0, done.stderr
+    for words in ("batch", "MiB", "reserved", "allocated", f"reserved, {setting}", "limit: 16 GiB"):
+        assert f">{words}<" in path.read_text(), words
+    # AND one size has no range
+    done = invoke("fit", *paths, "--at", "batch=8,length=256", "--plot", path)
+    assert "a plot needs several values of one size" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

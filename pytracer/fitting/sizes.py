@@ -12,6 +12,7 @@ from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.requests import Recording
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.fitting.growth import MOST_MULTIPLE, are_alike_rounded
 from pytracer.reading.files import find, parse_place
 from pytracer.reading.snapshot import Column, Snapshot
 from pytracer.text import number
@@ -253,9 +254,18 @@ def unlike_sizes(recorded: Sequence[Sizes], variables: Sequence[str], target: Si
     """Return a sentence about each size that is no multiple of what divides all recorded ones.
 
     Kernels round lengths up, and convolutions halve them: recordings of even multiples alone do not
-    show it.
+    show it, nor of one variable alone that is always rounded to the same.
     """
     found = []
+    points = points_of(recorded, variables)
+    if len(variables) == 1 and are_alike_rounded(points)[0]:
+        (name,) = variables
+        least = int(points[0, 0] - 1) // MOST_MULTIPLE * MOST_MULTIPLE
+        if not least < target[name] <= least + MOST_MULTIPLE:
+            found.append(
+                f"All recordings have a {name} from {least + 1:,} to {least + MOST_MULTIPLE:,}: "
+                f"what a kernel rounds up to a multiple of {MOST_MULTIPLE} seems to be constant."
+            )
     for name in variables:
         common = gcd(*(sizes[name] for sizes in recorded))
         multiple = common & -common  # the power of two

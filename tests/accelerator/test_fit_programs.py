@@ -13,12 +13,12 @@ from pytracer.fitting import Fit
 from pytracer.fitting.prediction import Peak
 
 PROGRAM = Path(__file__).parent / "fit_programs.py"
-RECORDED = [(2, 64), (4, 64), (4, 128)]
+RECORDED = [(2, 64), (4, 64), (4, 192)]
 TARGETS = [(8, 128), (6, 256), (16, 128), (5, 192)]
 SHORT = "llama"
 LONG = (
     *("gpt", "flash", "lora", "checkpointing", "accumulation", "foreach", "fused"),
-    *("convolutions", "generation", "sharded"),
+    *("convolutions", "generation", "reinforcement", "sharded"),
 )
 CAPACITY_MIB = 512
 

@@ -63,6 +63,17 @@ def test_a_length_that_is_unlike_the_recorded_ones(tmp_path: Path) -> None:
     ]
 
 
+def test_lengths_that_a_kernel_may_round_to_one(tmp_path: Path) -> None:
+    paths = recordings(tmp_path, sizes=[{"batch": 4, "length": 100}, {"batch": 4, "length": 120}])
+    found = pytracer.fit(*paths, at={"batch": 4, "length": 512})
+    assert not found.is_exact
+    assert found.notes == [
+        "All recordings have a length from 1 to 128: what a kernel rounds up to a multiple of 128 "
+        "seems to be constant."
+    ]
+    assert pytracer.fit(*paths, at={"batch": 4, "length": 128}).is_exact
+
+
 def test_other_settings(tmp_path: Path) -> None:
     # GIVEN recordings without settings, and a run with a setting
     setting, target = "expandable_segments:True", TARGETS[0]

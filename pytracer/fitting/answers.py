@@ -75,7 +75,7 @@ def _room(found: Fit) -> Iterator[Line]:
         yield Line("asked", f"{_failed(found.target.failed)} finds no memory")
     for largest in found.largest:
         if largest.settings == own:
-            about = "" if found.least == found.most else "about "
+            about = "" if found.is_exact else "about "
             yield Line("largest", about + _largest(largest))
     if own in found.smallest_device_bytes:
         text = f"{size(found.smallest_device_bytes[own])} is the least for the allocator"

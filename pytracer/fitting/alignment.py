@@ -1,7 +1,6 @@
 """Which requests of two recordings of a program are the same: by stack, stream and order."""
 
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import pairwise
 
@@ -24,8 +23,8 @@ _LOOK = 20_000
 _BOTH = 64
 """How many requests, of both recordings together, may be others at one place."""
 
-_MOST_PAIRS = 10_000
-"""In so long runs of one stack, both together, sizes are not compared."""
+_MOST_PAIRS = 4_000_000
+"""In runs of one stack with more pairs, sizes are not compared."""
 
 _GIVE_UP = 100
 """After so many differences without an end, the rest is different."""
@@ -241,7 +240,7 @@ def matches_of_steps(
     two = slice(second.steps[other], second.steps[other + 1])
     keys = first.key[one], second.key[two]
     sizes = first.size_bytes[one], second.size_bytes[two]
-    in_first, in_second = by_sizes(*keys, *sizes, *aligned(*keys))
+    in_first, in_second = by_growth(*keys, *aligned(*keys), sizes)
     return in_first + one.start, in_second + two.start
 
 
@@ -266,44 +265,79 @@ def aligned(first: Column, second: Column) -> tuple[Column, Column]:
     return np.concatenate(in_first), np.concatenate(in_second)
 
 
-def by_sizes(
-    first: Column,
-    second: Column,
-    first_bytes: Column,
-    second_bytes: Column,
-    in_first: Column,
-    in_second: Column,
+def by_growth(
+    first: Column, second: Column, in_first: Column, in_second: Column, sizes: tuple[Column, Column]
 ) -> tuple[Column, Column]:
-    """Return the pairs of `aligned`, in which runs of unequal length are matched by their sizes.
+    """Return the pairs of `aligned`, in which runs of unequal length are matched by their growth.
 
-    A library that loops over the rows of a batch takes a workspace more for each: only the sizes
-    show which requests of one line these are.
+    A line may request more where the data are larger: a workspace for each row, or the buffers of
+    a reduction. The others are those that grow as requests of other lines do, or do not grow.
+
+    Args:
+        first, second, in_first, in_second: The arguments and the results of `aligned`.
+        sizes: The bytes of both sequences.
     """
     if len(first) == len(second) == len(in_first):
         return in_first, in_second
-    run, other = (np.cumsum(np.diff(keys, prepend=keys[:1]) != 0) for keys in (first, second))
-    begins, other_begins = (
-        np.searchsorted(runs, np.arange(runs[-1] + 2 if len(runs) else 1)) for runs in (run, other)
-    )
-    run, other = run[in_first], other[in_second]
-    lengths, other_lengths = np.diff(begins)[run], np.diff(other_begins)[other]
-    is_other = (lengths != other_lengths) & (lengths * other_lengths <= _MOST_PAIRS)
-    found = [np.column_stack((in_first, in_second))[~is_other]]
-    for one, two in np.unique(np.column_stack((run, other))[is_other], axis=0).tolist():
-        i, j = begins[one], other_begins[two]
-        sizes = first_bytes[i : begins[one + 1]].tolist()
-        other_sizes = second_bytes[j : other_begins[two + 1]].tolist()
-        matcher = SequenceMatcher(None, sizes, other_sizes, autojunk=False)
-        for _, begin, end, other_begin, other_end in matcher.get_opcodes():
-            here, there = [*range(begin, end)], [*range(other_begin, other_end)]
-            if len(here) != len(there):  # what is there more often is in both
-                here = [at for at in here if sizes[at] not in other_sizes]
-                there = [at for at in there if other_sizes[at] not in sizes]
-            rows = [*zip(here, there, strict=False)]
-            found.append(np.array(rows, np.int64).reshape(-1, 2) + (i, j))
+    bounds, run = _runs(first, in_first)
+    other_bounds, other_run = _runs(second, in_second)
+    both = np.column_stack((run, other_run))
+    is_new = np.diff(both, axis=0, prepend=-1).any(axis=1)
+    run, other_run = both[is_new].T
+    length, other_length = np.diff(bounds)[run], np.diff(other_bounds)[other_run]
+    is_other = (length != other_length) & (length * other_length <= _MOST_PAIRS)
+    for each in (run, other_run):  # what is in several parts stays as it is
+        is_other &= np.bincount(each)[each] == 1
+    pairs = np.column_stack((in_first, in_second))[~is_other[np.cumsum(is_new) - 1]]
+    ratios = np.append(1.0, sizes[1][pairs[:, 1]] / sizes[0][pairs[:, 0]])
+    found = [pairs]
+    for one, two in zip(run[is_other], other_run[is_other], strict=True):
+        i, j = bounds[one], other_bounds[two]
+        ratio = sizes[1][j : other_bounds[two + 1]] / sizes[0][i : bounds[one + 1], None]
+        same = _longest_common(np.isin(ratio, ratios))
+        found.append(np.array(same, np.int64).reshape(-1, 2) + (i, j))
     pairs = np.concatenate(found)
     pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
     return pairs[:, 0], pairs[:, 1]
+
+
+def _runs(keys: Column, rows: Column) -> tuple[Column, Column]:
+    """Return where runs of equal keys begin, at last the end, and the run of each row."""
+    bounds = np.append(np.flatnonzero(np.diff(keys, prepend=-1)), len(keys))
+    return bounds, np.searchsorted(bounds, rows, "right") - 1
+
+
+def _longest_common(are_same: Column) -> list[tuple[int, int]]:
+    """Return the most pairs of elements of two sequences that are the same, in their order.
+
+    Where as many of both are between two pairs, these are pairs too.
+
+    Args:
+        are_same: bool of shape (elements, other elements).
+    """
+    counts = np.zeros(np.add(are_same.shape, 1), np.int32)
+    for i, row in enumerate(are_same):
+        best = np.maximum(counts[i, 1:], counts[i, :-1] + row)
+        counts[i + 1, 1:] = np.maximum.accumulate(best)
+    end = i, j = are_same.shape
+    pairs = [end]
+    while i and j:
+        if counts[i, j] == counts[i - 1, j]:
+            i -= 1
+        elif counts[i, j] == counts[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+    found: list[tuple[int, int]] = []
+    begin = 0, 0
+    for i, j in reversed(pairs):
+        if i - begin[0] == j - begin[1]:
+            found += zip(range(begin[0], i), range(begin[1], j), strict=True)
+        if (i, j) != end:
+            found.append((i, j))
+        begin = i + 1, j + 1
+    return found
 
 
 def _same_run(first: Column, second: Column) -> int:

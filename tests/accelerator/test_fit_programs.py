@@ -80,12 +80,10 @@ def test_predictions_are_the_peaks_of_the_program(
         found = pytracer.fit(*paths, at={"batch": batch, "length": length})
         truth = run(tmp_path, backend, name, f"batch={batch},length={length}")
         assert peaks(found) == truth
-        if name == "convolutions" and found.unseen:
-            # torch 2.15 takes a workspace for each image: there are more of them.
-            assert found.torch_version == "2.15.0"
-            assert_bounds_hold(found, truth)
-            continue
-        assert found.is_exact
+        assert_bounds_hold(found, truth)
+        # CUDA's reductions take buffers from some size on, and up to some size, and torch 2.15 a
+        # workspace for each image.
+        assert found.is_exact or name in ("convolutions", "reinforcement")
         assert not any(file.unmatched for file in found.files)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pytracer.fitting.alignment import aligned, by_growth
+from pytracer.fitting.sequences import aligned, by_growth
 
 
 def keys(text: str) -> np.ndarray:

@@ -10,22 +10,10 @@ from pytracer.commands.comparison_table import output_comparison
 from pytracer.commands.interruption import Interruption, signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import progress_bar
-from pytracer.errors import PytracerError
+from pytracer.commands.shared_options import plot_option
 from pytracer.experiments.comparison import Outcome
 from pytracer.experiments.experiment_runs import REPORT, Experiment
 from pytracer.text import duration, printable, size
-
-
-def _check_plot_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    from pytracer.experiments.plot import check_plot
-
-    try:
-        check_plot(path)
-    except PytracerError as error:
-        raise click.UsageError(str(error)) from None
-    return path
 
 
 @click.command(
@@ -62,15 +50,7 @@ def _check_plot_path(_: click.Context, __: click.Parameter, path: Path | None) -
     "[default: PYTRACER_STEP_FROM, else optimizer]",
 )
 @json_options
-@click.option(
-    "--plot",
-    "plot_path",
-    metavar="PATH",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_check_plot_path,
-    help="Draw peaks, limits and failed requests to PATH, a .png, .svg or .pdf file. Needs "
-    "matplotlib.",
-)
+@plot_option("peaks, limits and failed requests")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def command(

@@ -1,6 +1,7 @@
 """The command `pytracer fit`."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,7 +10,12 @@ from rich.console import Console
 from pytracer.commands.answer_output import echo_answer
 from pytracer.commands.interruption import signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.shared_options import parse_size, settings_option, simulated_device_option
+from pytracer.commands.shared_options import (
+    parse_size,
+    plot_option,
+    settings_option,
+    simulated_device_option,
+)
 from pytracer.errors import ConfigError
 from pytracer.fitting import fit
 from pytracer.fitting.scaling import parsed_scale
@@ -56,6 +62,7 @@ def _parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
     "those of `pytracer show --by category`.",
 )
 @simulated_device_option
+@plot_option("the peaks over the range of one size")
 @json_options
 def command(
     paths: tuple[str, ...],
@@ -64,6 +71,7 @@ def command(
     settings: tuple[str, ...],
     scale: dict[str, float],
     device: int | None,
+    plot_path: Path | None,
     json_output: JsonOutput,
 ) -> None:
     """Will the next run fit?
@@ -89,6 +97,10 @@ def command(
             device=device,
             on_progress=lambda text: status.update(printable(text)),
         )
+    if plot_path is not None:
+        from pytracer.fitting.plot import plot
+
+        plot(found, plot_path)
     if not json_output.is_only:
         echo_answer(found.answer)
     json_output.write(vars(found))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pytracer.errors import PytracerError
 from pytracer.text import parsed_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -70,6 +71,29 @@ def settings_option(more: str = "") -> Callable[[Command], Command]:
         multiple=True,
         help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. "
         f"Repeat the option for more.{more}",
+    )
+
+
+def _checked_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    from pytracer.experiments.plot import check_plot
+
+    try:
+        if path is not None:
+            check_plot(path)
+    except PytracerError as error:
+        raise click.UsageError(str(error)) from None
+    return path
+
+
+def plot_option(what: str) -> Callable[[Command], Command]:
+    """Give a command `--plot`, which draws `what`."""
+    return click.option(
+        "--plot",
+        "plot_path",
+        metavar="PATH",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_checked_plot,
+        help=f"Draw {what} to PATH, a .png, .svg or .pdf file. Needs matplotlib.",
     )
 
 

@@ -1,7 +1,7 @@
-"""Plot a comparison with matplotlib, which is optional."""
+"""Plots with matplotlib, which is optional: of a comparison, and what all plots have."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ Style = dict[str, Any]
 """Keyword arguments for matplotlib's functions."""
 
 _PEAKS = {"peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated"}
-_COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
+COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _NAME_WIDTH = 24
-_LIMIT: Style = {"color": "black", "linestyle": "--", "linewidth": 1}
+LIMIT: Style = {"color": "black", "linestyle": "--", "linewidth": 1}
 _OUT_OF_MEMORY = "#b3261e"
 _FAILED: Style = {"color": _OUT_OF_MEMORY, "markeredgewidth": 2}
 _LABEL: Style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
@@ -53,16 +53,30 @@ def plot(comparison: Comparison, path: Path) -> None:
     Raises:
         PytracerError: The file cannot be written, or `check_plot` refuses it.
     """
+    width = max(8.0, 3.5 + 1.7 * len(comparison.settings))
+    save_plot(path, lambda axes: _draw_peaks(axes, comparison.settings), width)
+
+
+def save_plot(path: Path, draw: Callable[[Any], None], width: float = 8.0) -> None:
+    """Write what `draw` draws on matplotlib's axes; the suffix is the format.
+
+    Raises:
+        PytracerError: The file cannot be written, or `check_plot` refuses it.
+    """
     check_plot(path)
     from matplotlib.figure import Figure  # opens no window, unlike pyplot
 
-    width = max(8.0, 3.5 + 1.7 * len(comparison.settings))
     figure = Figure((width, 4.0), layout="constrained")
-    _draw_peaks(figure.subplots(), comparison.settings)
+    draw(figure.subplots())
     try:
         figure.savefig(path)
     except OSError as error:
         raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+
+
+def unit_of(most_bytes: float) -> tuple[str, int]:
+    """Return the unit of an axis, and its bytes."""
+    return next((each for each in _UNITS.items() if most_bytes >= each[1]), ("B", 1))
 
 
 def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
@@ -73,8 +87,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
         *(sum(_last_oom(setting)) for setting in settings),
         0,
     )
-    unit = next((unit for unit, unit_bytes in _UNITS.items() if most_bytes >= unit_bytes), "B")
-    unit_bytes = _UNITS[unit]
+    unit, unit_bytes = unit_of(most_bytes)
     bar = 0.4
     for at, (attribute, label) in zip((-bar / 2, bar / 2), _PEAKS.items(), strict=True):
         for i, setting in enumerate(settings):
@@ -82,7 +95,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
             if value is None or spread is None:
                 continue
             height, is_early = value / unit_bytes, setting.ended_early
-            colour = _COLOURS[label]
+            colour = COLOURS[label]
             (drawn,) = axes.bar(i + at, height, bar, color=colour, edgecolor=colour)
             if is_early:
                 drawn.set(facecolor="white", hatch="///")
@@ -93,7 +106,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
                 axes.errorbar(i + at, height, [[low], [high]], ecolor="black", capsize=4)
     for i, setting in enumerate(settings):
         if _is_near(_limit(setting), most_bytes):
-            axes.hlines(_limit(setting) / unit_bytes, i - bar, i + bar, **_LIMIT)
+            axes.hlines(_limit(setting) / unit_bytes, i - bar, i + bar, **LIMIT)
         reserved, requested = (value / unit_bytes for value in _last_oom(setting))
         if requested:
             top = reserved + requested  # the failed request, on top of the reserved bytes
@@ -103,13 +116,13 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
     axes.set_xticks(range(len(settings)), [_name(setting) for setting in settings], fontsize=8)
     axes.set_ylabel(unit)
     axes.margins(y=0.15)
-    handles = [Patch(color=_COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
+    handles = [Patch(color=COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
     if any(setting.ended_early for setting in settings):
         label = "ended by out of memory:\npeaks are lower bounds"
         handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
     if limit_bytes := max(map(_limit, settings)):
         above = "" if _is_near(limit_bytes, most_bytes) else "\n(above the picture)"
-        handles += axes.plot([], [], label=f"limit: {size(limit_bytes)}{above}", **_LIMIT)
+        handles += axes.plot([], [], label=f"limit: {size(limit_bytes)}{above}", **LIMIT)
     outside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
     axes.legend(handles=handles, fontsize=8, **outside)
 

@@ -1,6 +1,7 @@
 """Which requests of two recordings of a program are the same: by stack, stream and order."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -9,21 +10,13 @@ from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording
 from pytracer.errors import PytracerError
+from pytracer.fitting.sequences import aligned, by_growth
 from pytracer.fitting.sizes import Sizes
 from pytracer.reading.snapshot import Column, Frame, Snapshot, Stacks
 from pytracer.reading.steps import step_boundaries
 
-_AGREE = 6
-"""After a difference, this many requests in a row have to be the same again."""
-
-_LOOK = 20_000
-"""How far ahead the same requests are searched."""
-
-_BOTH = 64
-"""How many requests, of both recordings together, may be others at one place."""
-
-_GIVE_UP = 100
-"""After so many differences without an end, the rest is different."""
+_ALIKE = "devices", "versions of torch", "settings"
+"""What all recordings have to have in common."""
 
 
 class StackNames:
@@ -87,13 +80,13 @@ class Recorded:
         """The file."""
         return self.snapshot.path
 
-    @property
+    @cached_property
     def size_bytes(self) -> Column:
         """The requested bytes of each allocation: int64."""
         found: Column = self.recording.requests.size_bytes[self.rows]
         return found
 
-    @property
+    @cached_property
     def stack(self) -> Column:
         """The stack of each allocation."""
         found: Column = self.recording.trace.stack[self.recording.requests.event[self.rows]]
@@ -168,6 +161,11 @@ def recorded(snapshot: Snapshot, recording: Recording, names: StackNames) -> Rec
     return found
 
 
+def _of(file: Recorded) -> tuple[str | None, ...]:
+    recording = file.recording
+    return recording.name.partition(":")[0], recording.torch_version, recording.settings
+
+
 def common_steps(files: list[Recorded]) -> list[Recorded]:
     """Return the recordings with the steps that all have.
 
@@ -175,8 +173,16 @@ def common_steps(files: list[Recorded]) -> list[Recorded]:
     memory there.
 
     Raises:
-        PytracerError: Some recordings have steps, and one has no complete step.
+        PytracerError: Some recordings have steps, and one has no complete step; or they are of
+            different devices, versions of torch or settings.
     """
+    for file in files[1:]:
+        for what, one, other in zip(_ALIKE, _of(files[0]), _of(file), strict=True):
+            if one != other:
+                raise PytracerError(
+                    f"{files[0].path} and {file.path} have different {what}, {one!r} and {other!r},"
+                    " under which a program may request other memory: record all in the same way"
+                )
     least = min(files, key=lambda file: file.complete)
     if len({(file.complete, len(file.steps)) for file in files}) == 1:
         return files
@@ -215,71 +221,9 @@ def matches_of_steps(
     first: Recorded, step: int, second: Recorded, other: int
 ) -> tuple[Column, Column]:
     """Return the allocations of two steps, of one recording or two, that are the same."""
-    begin, other_begin = first.steps[step], second.steps[other]
-    in_first, in_second = aligned(
-        first.key[begin : first.steps[step + 1]],
-        second.key[other_begin : second.steps[other + 1]],
-    )
-    return in_first + begin, in_second + other_begin
-
-
-def aligned(first: Column, second: Column) -> tuple[Column, Column]:
-    """Return the elements of two sequences that are the same, in their order.
-
-    From a difference on, elements are skipped in one or both until `_AGREE` are the same.
-    """
-    pairs = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-    i = j = failures = 0
-    texts = first.tobytes(), second.tobytes()
-    while i < len(first) and j < len(second) and failures < _GIVE_UP:
-        same = _same_run(first[i:], second[j:])
-        pairs.append((np.arange(i, i + same), np.arange(j, j + same)))
-        i, j = i + same, j + same
-        skipped = _skip(texts, first.itemsize, i, j)
-        failures += skipped is None
-        i, j = (i + 1, j + 1) if skipped is None else (i + skipped[0], j + skipped[1])
-    in_first, in_second = zip(*pairs, strict=True)
-    return np.concatenate(in_first), np.concatenate(in_second)
-
-
-def _same_run(first: Column, second: Column) -> int:
-    """Return how many elements are the same from the beginning."""
-    length, chunk = 0, 64
-    while (count := min(len(first) - length, len(second) - length, chunk)) > 0:
-        differs = first[length : length + count] != second[length : length + count]
-        if differs.any():
-            return length + int(differs.argmax())
-        length, chunk = length + count, 2 * chunk
-    return length
-
-
-def _skip(texts: tuple[bytes, bytes], width: int, i: int, j: int) -> tuple[int, int] | None:
-    """Return how many elements of each to skip until both are the same again; None: unknown.
-
-    Args:
-        texts: The bytes of both sequences, `width` for each element.
-        i, j: Where they differ.
-    """
-    first, second = texts
-    found = []
-    if (x := _find(first, i, second[j * width : (j + _AGREE) * width], width)) is not None:
-        found.append((x, 0))
-    if (y := _find(second, j, first[i * width : (i + _AGREE) * width], width)) is not None:
-        found.append((0, y))
-    nearest = min((sum(each) for each in found), default=_BOTH)
-    for total in range(2, min(nearest, _BOTH)):
-        for x in range(1, total):
-            here, there = (i + x) * width, (j + total - x) * width
-            wanted = first[here : here + _AGREE * width]
-            if wanted and wanted == second[there : there + _AGREE * width]:
-                return x, total - x
-    return min(found, key=sum, default=None)
-
-
-def _find(text: bytes, place: int, pattern: bytes, width: int) -> int | None:
-    """Return how far behind a place a pattern begins, in elements; None: it is not near."""
-    begin, end = place * width, (place + _LOOK) * width
-    found = text.find(pattern, begin, end) if pattern else -1
-    while found >= 0 and found % width:
-        found = text.find(pattern, found + 1, end)
-    return None if found < 0 else (found - begin) // width
+    one = slice(first.steps[step], first.steps[step + 1])
+    two = slice(second.steps[other], second.steps[other + 1])
+    keys = first.key[one], second.key[two]
+    sizes = first.size_bytes[one], second.size_bytes[two]
+    in_first, in_second = by_growth(*keys, *aligned(*keys), sizes)
+    return in_first + one.start, in_second + two.start

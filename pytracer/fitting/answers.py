@@ -75,7 +75,8 @@ def _room(found: Fit) -> Iterator[Line]:
         yield Line("asked", f"{_failed(found.target.failed)} finds no memory")
     for largest in found.largest:
         if largest.settings == own:
-            yield Line("largest", _largest(largest))
+            about = "" if found.is_exact else "about "
+            yield Line("largest", about + _largest(largest))
     if own in found.smallest_device_bytes:
         text = f"{size(found.smallest_device_bytes[own])} is the least for the allocator"
         note = ""

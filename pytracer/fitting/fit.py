@@ -87,6 +87,7 @@ def fit(
         parts, estimates = shown_by(files, sizes, targets)
         variables = variables_of({name: part.sizes for name, part in parts.items()}, targets)
         program = Program([*parts.values()], variables)
+        program.check_growth()
         checked = checked_files(files, [*parts.values()], program)
         if scale:
             program = program.scaled(factors_of(program.base, scale))

@@ -19,6 +19,11 @@ _MOST_TERMS = 3
 _MULTIPLES = (8, 16, 32, 64, 128)
 """To these multiples kernels round a length; tried where a further recording can show it."""
 
+MOST_MULTIPLE = _MULTIPLES[-1]
+
+_LEAST_ROUNDED = 32
+"""Smaller sizes are batches, which kernels do not round."""
+
 _EQUAL_BYTES = 0.25
 """Sizes are whole bytes, and the arithmetic has 53 bits."""
 
@@ -202,6 +207,16 @@ def _polynomials(points: Column, count: int) -> Iterator[tuple[Term, ...]]:
                     yield (Term(term.powers, variable, multiple),)
 
 
+def are_alike_rounded(points: Column) -> Column:
+    """Return which variables a kernel may round up to one size at all points: bool.
+
+    Attention with a length of 64 or 128 has the buffers of 128.
+    """
+    rounded = np.ceil(points / MOST_MULTIPLE)
+    found: Column = (rounded == rounded[0]).all(axis=0) & (points.min(axis=0) >= _LEAST_ROUNDED)
+    return found
+
+
 def _are_capped(points: Column, sizes: Column) -> Column:
     """Return which requests grow up to a size that the two largest points have: bool.
 
@@ -235,14 +250,19 @@ def _fitted(terms: tuple[Term, ...], points: Column, sizes: Column) -> tuple[Col
 def _are_sure(terms: tuple[Term, ...], points: Column, coefficients: Column) -> Column:
     """Return for which requests no other polynomial has to be considered: bool.
 
-    One term is sure that passes through points which differ in each variable. Two are if they are
-    one with a whole number added to a variable or its square, as in batch * (length - 1).
+    One term is sure that passes through points which differ in each variable, unless a variable
+    that it lacks may be rounded up to one size. Two are if they are one with a whole number added
+    to a variable or its square, as in batch * (length - 1).
     """
     nothing = np.zeros(coefficients.shape[1], bool)
     if len(points) < 2 or (points == points[0]).all(axis=0).any() or len(terms) > 2:
         return nothing
     if len(terms) == 1:
-        return ~nothing
+        (term,), lacks = terms, np.array(terms[0].powers) == 0
+        if term.rounded is not None:
+            lacks[term.rounded] = True
+        is_sure = lacks.all() or not (lacks & are_alike_rounded(points)).any()
+        return ~nothing if is_sure else nothing
     more = np.array(terms[1].powers) - terms[0].powers
     variable = int(np.argmax(more))
     if np.count_nonzero(more) != 1 or more[variable] < 0:

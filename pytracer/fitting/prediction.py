@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis.requests import ALLOCATE, FREE, Recording
+from pytracer.errors import PytracerError
 from pytracer.fitting.alignment import Recorded, matches, matches_of_steps
 from pytracer.fitting.growth import MISSING, Growth, growth_terms
-from pytracer.fitting.sizes import Sizes, points_of
+from pytracer.fitting.sizes import Sizes, points_of, sizes_text
 from pytracer.reading.snapshot import Column
 from pytracer.simulator.rules import AllocatorRules
 from pytracer.simulator.simulate import Limits, Simulated, simulate_recording
@@ -122,6 +123,21 @@ class Program:
         powers = np.array([term.powers for term in terms])[best]
         return _Varying(rows, powers, sizes[base, rows] / values[base, best], ratios)
 
+    def check_growth(self) -> None:
+        """Check that larger sizes request more memory.
+
+        Raises:
+            PytracerError: They do not: the recordings have other sizes than those given.
+        """
+        sizes = self.base.sizes
+        for name in self.variables:
+            doubled = self.size_bytes({**sizes, name: 2 * sizes[name]}).sum()
+            if doubled <= self.size_bytes(sizes).sum():
+                raise PytracerError(
+                    f"the recordings with more {name} request no more memory: check their sizes, "
+                    + "; ".join(map(sizes_text, self.recorded_sizes))
+                )
+
     def scaled(self, factor: Column) -> "Program":
         """Return the program with all sizes multiplied by factors, float64 by allocation."""
         found = copy(self)
@@ -154,8 +170,15 @@ class Program:
     def simulate(
         self, sizes: Sizes, rules: AllocatorRules, limits: Limits = NO_LIMITS, which: int = USUAL
     ) -> Simulated:
-        """Simulate the requests at other sizes."""
-        return simulate_recording(self.at(sizes, which), rules, limits, with_curve=True)
+        """Simulate the requests at other sizes.
+
+        Raises:
+            PytracerError: Without limits, there is no address for a request.
+        """
+        found = simulate_recording(self.at(sizes, which), rules, limits, with_curve=True)
+        if limits == NO_LIMITS and found.failed_request is not None:
+            raise PytracerError(f"{sizes_text(sizes)} needs more memory than any device can have")
+        return found
 
     def held_bytes(self, sizes: Sizes) -> int:
         """Return the most bytes of blocks, as requested: no allocator can do with less."""

@@ -12,6 +12,7 @@ from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.requests import Recording
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.fitting.growth import MOST_MULTIPLE, are_alike_rounded
 from pytracer.reading.files import find, parse_place
 from pytracer.reading.snapshot import Column, Snapshot
 from pytracer.text import number
@@ -28,22 +29,29 @@ LEAST_MULTIPLE = 8
 GivenSizes = dict[str, int | list[int]]
 """The sizes of a recording. A list has the sizes of its complete steps, in order."""
 
-_SIZE = r"[A-Za-z_][\w.-]*=\d{1,12}(?:/\d{1,12})*"
-_NAMED = re.compile(rf"(?P<path>.+)@(?P<sizes>{_SIZE}(?:,{_SIZE})*)", re.DOTALL)
-_RANGE = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12})(?:\.\.(\d{1,12}))?)?")
+_WHOLE = r"[1-9]\d{0,11}"
+_SIZES = re.compile(rf"{_WHOLE}(?:/{_WHOLE})*")
+_RANGE = re.compile(rf"({_WHOLE})(?:\.\.({_WHOLE})(?:\.\.({_WHOLE}))?)?")
 _EXAMPLE = "give sizes such as batch=16,length=4096"
 
 
 def parsed_file(text: str) -> tuple[Path, GivenSizes | None]:
-    """Return the path of "a.pickle@batch=2,length=64/128" and its sizes; None: it has none."""
-    found = _NAMED.fullmatch(text)
-    if found is None or Path(text).exists():
+    """Return the path of "a.pickle@batch=2,length=64/128" and its sizes; None: it has none.
+
+    Raises:
+        ConfigError: A size is no whole number greater than 0.
+    """
+    path, _, sizes = text.rpartition("@")
+    if not path or "=" not in sizes or Path(text).exists():
         return Path(text), None
-    pairs = (part.split("=") for part in found["sizes"].split(","))
-    parsed = {name: [int(value) for value in values.split("/")] for name, values in pairs}
-    return Path(found["path"]), {
-        name: values if len(values) > 1 else values[0] for name, values in parsed.items()
-    }
+    found: GivenSizes = {}
+    for part in sizes.split(","):
+        name, _, given = part.partition("=")
+        if not name or not _SIZES.fullmatch(given):
+            raise ConfigError(f'"{text}": {_EXAMPLE}; a size is a whole number above 0')
+        values = [int(value) for value in given.split("/")]
+        found[name] = values if len(values) > 1 else values[0]
+    return Path(path), found
 
 
 def processes_of(texts: Sequence[str]) -> dict[str, list[tuple[Path, GivenSizes | None]]]:
@@ -57,6 +65,9 @@ def processes_of(texts: Sequence[str]) -> dict[str, list[tuple[Path, GivenSizes 
         PytracerError: A directory does not.
     """
     named = [parsed_file(text) for text in texts]
+    for path, _ in named:
+        if sum(path == other for other, _ in named) > 1:
+            raise ConfigError(f"{path} is given twice: give recordings at different sizes")
     if not any(path.is_dir() for path, _ in named):
         return {"": named}
     found = [_of_processes(path) for path, _ in named]
@@ -97,18 +108,18 @@ def parsed_target(text: str) -> dict[str, Sequence[int]]:
     "8..32" means all numbers from 8 to 32, and "8..32..8" every eighth of them.
 
     Raises:
-        ConfigError: The text has another form.
+        ConfigError: The text has another form, or a range is empty.
     """
     found: dict[str, Sequence[int]] = {}
     for part in text.split(","):
         name, _, values = part.strip().partition("=")
         parsed = _RANGE.fullmatch(values)
-        if not name or parsed is None or name in found:
+        first, last, step = (int(each or 0) for each in parsed.groups()) if parsed else (0, 0, 0)
+        if not name or name in found or first > (last or first) or not first:
             raise ConfigError(
                 f'"{text}": {_EXAMPLE}, each name once; 8..32 and 8..32..8 are ranges'
             )
-        first = int(parsed[1])
-        found[name] = range(first, int(parsed[2] or first) + 1, int(parsed[3] or 1) or 1)
+        found[name] = range(first, (last or first) + 1, step or 1)
     return found
 
 
@@ -154,8 +165,9 @@ def sizes_of(
             if name not in found[-1]:
                 path, proposal = snapshot.path, _proposal(recorded, name)
                 raise ConfigError(
-                    f"{path} does not say its {name}: give it as {path}@{name}=2, or record with "
-                    f'PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}}){proposal}'
+                    f"{path} does not say its {name}: give a whole number as {path}@{name}=2, or "
+                    f"record with PYTRACER_METADATA={name}=2 or "
+                    f'Tracer(metadata={{"{name}": 2}}){proposal}'
                 )
     return found
 
@@ -242,9 +254,18 @@ def unlike_sizes(recorded: Sequence[Sizes], variables: Sequence[str], target: Si
     """Return a sentence about each size that is no multiple of what divides all recorded ones.
 
     Kernels round lengths up, and convolutions halve them: recordings of even multiples alone do not
-    show it.
+    show it, nor of one variable alone that is always rounded to the same.
     """
     found = []
+    points = points_of(recorded, variables)
+    if len(variables) == 1 and are_alike_rounded(points)[0]:
+        (name,) = variables
+        least = int(points[0, 0] - 1) // MOST_MULTIPLE * MOST_MULTIPLE
+        if not least < target[name] <= least + MOST_MULTIPLE:
+            found.append(
+                f"All recordings have a {name} from {least + 1:,} to {least + MOST_MULTIPLE:,}: "
+                f"what a kernel rounds up to a multiple of {MOST_MULTIPLE} seems to be constant."
+            )
     for name in variables:
         common = gcd(*(sizes[name] for sizes in recorded))
         multiple = common & -common  # the power of two

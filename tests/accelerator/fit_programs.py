@@ -190,17 +190,40 @@ def convolutions(device: str, batch: int, length: int) -> Step:
     return step
 
 
+@torch.no_grad()
+def generated(model: Gpt, device: str, batch: int, length: int) -> Tensor:
+    """Return 8 tokens that follow a prompt of `length` tokens, which are generated with caches."""
+    caches: list[list[Tensor]] = [[] for _ in range(LAYERS)]
+    found = [torch.zeros(batch, length, dtype=torch.long, device=device)]
+    for _ in range(8):
+        scores = model(found[-1], caches)[:, -1]
+        found.append(scores.softmax(-1).argmax(-1, keepdim=True))
+    return torch.cat(found[1:], 1)
+
+
 def generation(device: str, batch: int, length: int) -> Step:
-    """Return the step of an inference: a prompt of `length` tokens, and 8 tokens more."""
+    """Return the step of an inference."""
     model = Gpt(plain_linear).to(device).eval()
 
-    @torch.no_grad()
     def step(_: int) -> None:
-        caches: list[list[Tensor]] = [[] for _ in range(LAYERS)]
-        tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-        for _ in range(8):
-            scores = model(tokens, caches)[:, -1]
-            tokens = scores.softmax(-1).argmax(-1, keepdim=True)
+        generated(model, device, batch, length)
+
+    return step
+
+
+def reinforcement(device: str, batch: int, length: int) -> Step:
+    """Return the step of a training with what the model generates."""
+    model = Gpt(plain_linear).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(_: int) -> None:
+        tokens = generated(model, device, batch, length).repeat(1, length // 8)
+        with torch.no_grad():
+            known = model(tokens).log_softmax(-1)
+        scores = model(tokens).log_softmax(-1)
+        (scores - known).exp().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     return step
 
@@ -256,6 +279,7 @@ PROGRAMS: dict[str, Callable[[str, int, int], Step]] = {
     "fused": partial(language_model, fused=True, dtype=brain),
     "convolutions": convolutions,
     "generation": generation,
+    "reinforcement": reinforcement,
     "experts": experts,
 }
 

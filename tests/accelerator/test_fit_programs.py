@@ -13,12 +13,12 @@ from pytracer.fitting import Fit
 from pytracer.fitting.prediction import Peak
 
 PROGRAM = Path(__file__).parent / "fit_programs.py"
-RECORDED = [(2, 64), (4, 64), (4, 128)]
+RECORDED = [(2, 64), (4, 64), (4, 192)]
 TARGETS = [(8, 128), (6, 256), (16, 128), (5, 192)]
 SHORT = "llama"
 LONG = (
     *("gpt", "flash", "lora", "checkpointing", "accumulation", "foreach", "fused"),
-    *("convolutions", "generation", "sharded"),
+    *("convolutions", "generation", "reinforcement", "sharded"),
 )
 CAPACITY_MIB = 512
 
@@ -79,13 +79,11 @@ def test_predictions_are_the_peaks_of_the_program(
     for batch, length in TARGETS[:1] if name == SHORT else TARGETS:
         found = pytracer.fit(*paths, at={"batch": batch, "length": length})
         truth = run(tmp_path, backend, name, f"batch={batch},length={length}")
-        if name == "convolutions" and found.unseen:
-            # torch 2.15 takes buffers from some size on, which a recording does not have.
-            assert found.torch_version == "2.15.0"
-            assert_bounds_hold(found, truth)
-            continue
         assert peaks(found) == truth
-        assert found.is_exact
+        assert_bounds_hold(found, truth)
+        # CUDA's reductions take buffers from some size on, and up to some size, and torch 2.15 a
+        # workspace for each image.
+        assert found.is_exact or name in ("convolutions", "reinforcement")
         assert not any(file.unmatched for file in found.files)
 
 

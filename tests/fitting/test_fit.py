@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_a_length_that_is_unlike_the_recorded_ones(tmp_path: Path) -> None:
         "All recordings have a length that is a multiple of 64, and 200 is none: kernels may round "
         "it, which they do not show."
     ]
+
+
+def test_lengths_that_a_kernel_may_round_to_one(tmp_path: Path) -> None:
+    paths = recordings(tmp_path, sizes=[{"batch": 4, "length": 100}, {"batch": 4, "length": 120}])
+    found = pytracer.fit(*paths, at={"batch": 4, "length": 512})
+    assert not found.is_exact
+    assert found.notes == [
+        "All recordings have a length from 1 to 128: what a kernel rounds up to a multiple of 128 "
+        "seems to be constant."
+    ]
+    assert pytracer.fit(*paths, at={"batch": 4, "length": 128}).is_exact
 
 
 def test_other_settings(tmp_path: Path) -> None:
@@ -148,6 +160,7 @@ def test_requests_that_depend_on_values(tmp_path: Path) -> None:
     assert found.least.allocated_bytes <= truth.allocated_bytes <= found.most.allocated_bytes
     assert found.least.reserved_bytes <= truth.reserved_bytes <= found.most.reserved_bytes
     assert "depend on values" in str(found)
+    assert "\n largest about batch=" in str(found)
     # AND on a device between the bounds, there is no answer
     room = (found.least.reserved_bytes + found.most.reserved_bytes) // 2
     paths = recordings(tmp_path, routed)
@@ -160,6 +173,37 @@ def test_two_different_programs(tmp_path: Path) -> None:
     (second,) = recordings(tmp_path, routed, sizes=[{"batch": 4, "length": 64}])
     with pytest.raises(PytracerError, match=r"different programs.*train/model.py:6 expert"):
         pytracer.fit(first, second, at={"batch": 8, "length": 64})
+
+
+def test_recordings_that_were_not_made_in_the_same_way(tmp_path: Path) -> None:
+    paths = recordings(tmp_path, sizes=RECORDED[:2])
+    at, other = {"batch": 8, "length": 64}, tmp_path / "other.pickle"
+    with pytest.raises(ConfigError, match=r"2-64\.pickle is given twice"):
+        pytracer.fit(paths[0], paths[0], at=at)
+    # AND one with other settings, AND one of another version of torch
+    write(other, training, batch=4, length=64, settings="expandable_segments:True")
+    with pytest.raises(PytracerError, match="different settings, '' and 'expandable_segments:True"):
+        pytracer.fit(paths[0], other, at=at)
+    content = pickle.loads(paths[1].read_bytes())
+    content["pytracer"]["torch"] = "2.6.0"
+    other.write_bytes(pickle.dumps(content))
+    with pytest.raises(PytracerError, match=r"versions of torch, '2.12.1' and '2.6.0'"):
+        pytracer.fit(paths[0], other, at=at)
+
+
+def test_sizes_that_the_recordings_do_not_have(tmp_path: Path) -> None:
+    # GIVEN sizes in the wrong order, AND two runs of one size
+    a, b = recordings(tmp_path, sizes=RECORDED[:2])
+    same = shutil.copy(a, tmp_path / "same.pickle")
+    for other, size in ((b, 1), (same, 4)):
+        with pytest.raises(PytracerError, match="with more batch request no more memory: check"):
+            pytracer.fit(f"{a}@batch=2", f"{other}@batch={size}", at={"batch": 8})
+
+
+@pytest.mark.parametrize("batch", [10**10, 10**12 - 1])
+def test_sizes_that_no_device_has(batch: int, tmp_path: Path) -> None:
+    with pytest.raises(PytracerError, match="length=64 needs more memory than any device can have"):
+        pytracer.fit(*recordings(tmp_path), at={"batch": batch, "length": 64})
 
 
 def test_recordings_that_are_not_complete(tmp_path: Path) -> None:
@@ -277,10 +321,24 @@ def test_the_command(tmp_path: Path) -> None:
     assert report["target"] == report["predictions"][-1]
 
 
+def test_the_plot_of_a_range(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    paths, path = recordings(tmp_path), tmp_path / "plot.svg"
+    at, setting = "batch=8..32..4,length=256", "max_split_size_mb:64"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        done = invoke("fit", *paths, "--at", at, "--set", setting, "--plot", path)
+    assert done.exit_code == 0, done.stderr
+    for words in ("batch", "MiB", "reserved", "allocated", f"reserved, {setting}", "limit: 16 GiB"):
+        assert f">{words}<" in path.read_text(), words
+    # AND one size has no range
+    done = invoke("fit", *paths, "--at", "batch=8,length=256", "--plot", path)
+    assert "a plot needs several values of one size" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--at", "batch=8,length=64,width=3"], "does not say its width: give it as"),
+        (["--at", "batch=8,length=64,width=3"], "does not say its width: give a whole number as"),
         (["--at", "batch=8"], "give length with --at too"),
         (["--at", "batch"], "give sizes such as batch=16,length=4096"),
         (["--at", "batch=8,length=64", "--set", "x:1"], 'has no setting "x"'),
@@ -305,7 +363,8 @@ def test_sizes_are_proposed_where_files_have_none(tmp_path: Path) -> None:
         f"in rows alone, the sizes are {a}@rows=1 {b}@rows=2, or the same multiple of each"
     )
     # AND nothing is proposed where inputs are equal, or unknown
-    for paths in ((a, a), recordings(tmp_path, training, RECORDED[:2])):
+    same = shutil.copy(a, tmp_path / "same.pickle")
+    for paths in ((a, same), recordings(tmp_path, training, RECORDED[:2])):
         with pytest.raises(ConfigError, match=r'Tracer\(metadata={"rows": 2}\)$'):
             pytracer.fit(*paths, at={"rows": 8})
 

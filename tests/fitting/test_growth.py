@@ -50,6 +50,21 @@ def test_lengths_are_rounded_up(multiple: int) -> None:
     assert round(found.sizes_at(np.array((16.0, 3001.0)), 0)[0]) == law(16, 3001)
 
 
+def test_lengths_that_are_rounded_to_one_size() -> None:
+    # GIVEN buffers of a kernel that rounds the length up to 128, and what does not grow at all
+    points = [(2.0, 64.0), (4.0, 64.0), (4.0, 128.0)]
+    found = Growth(np.array(points), np.array([[256, 7], [512, 7], [512, 7]]))
+    # THEN the buffers may grow with the length
+    target = np.array((8.0, 256.0))
+    assert found.unchecked.tolist() == [0]
+    assert [found.sizes_at(target, which)[0].round() for which in (0, 1)] == [1024, 4096]
+    # AND a length above 128 shows it
+    points[-1] = (4.0, 192.0)
+    found = Growth(np.array(points), np.array([[256], [512], [1024]]))
+    assert found.unchecked.tolist() == []
+    assert found.sizes_at(target, 0).round().tolist() == [2048]
+
+
 def test_two_recordings_show_straight_lines() -> None:
     # GIVEN two recordings, and sizes that may be of a line or of a square
     points, target = np.array([[2.0], [4.0]]), np.array([16.0])

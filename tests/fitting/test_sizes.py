@@ -14,6 +14,9 @@ def test_files_with_sizes(tmp_path: Path) -> None:
         Path("a@b.pickle"),
         {"batch": 2, "length": 64},
     )
+    for text in ("a@batch=2.5", "a@batch=0", "a@batch=", "a@=2", "a@batch=2,length=64/x"):
+        with pytest.raises(ConfigError, match=f'"{text}": give sizes such as batch=16,length=4096'):
+            parsed_file(text)
     # A file with such a name is that file.
     (tmp_path / "a@batch=2").touch()
     assert parsed_file(f"{tmp_path}/a@batch=2") == (tmp_path / "a@batch=2", None)
@@ -25,7 +28,9 @@ def test_targets() -> None:
     assert targets_of({"batch": [1, 2], "length": [3, 4]})[-1] == {"batch": 2, "length": 4}
 
 
-@pytest.mark.parametrize("text", ["", "batch", "batch=", "batch=x", "=2", "a=1,a=2", "a=1-2"])
+@pytest.mark.parametrize(
+    "text", ["", "batch", "batch=", "batch=x", "=2", "a=1,a=2", "a=1-2", "a=0", "a=8..1", "a=2.5"]
+)
 def test_malformed_targets(text: str) -> None:
     with pytest.raises(ConfigError, match="give sizes such as batch=16,length=4096"):
         parsed_target(text)

@@ -43,7 +43,7 @@ WHERE = {
     "test_experiment::test_a_typo_is_reported_immediately": (ONCE, "options"),
     "test_experiment::test_ranks": (ONCE, "processes"),
     "test_experiment::test_a_function": (ONCE, "processes"),
-    "test_fit_programs": (EACH_BACKEND_IN_LONG, "the allocator's rules"),
+    "test_fit_programs": (EACH_VERSION_OR_ONCE, "the allocator's rules, and the kernels' requests"),
     "test_forward_stacks": (EACH_VERSION, "the autograd library's binary interface"),
     (
         "test_forward_stacks::"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pytracer.fitting.alignment import aligned
+from pytracer.fitting.sequences import aligned, by_growth
 
 
 def keys(text: str) -> np.ndarray:
@@ -53,6 +53,38 @@ def test_keys_are_compared_as_numbers() -> None:
     shifted = np.full(8, 256, np.int32)
     in_first, _ = aligned(np.concatenate([[7], wanted]).astype(np.int32), np.append(7, shifted))
     assert in_first.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "matched"),
+    [
+        # A workspace, 9, for each row of the batch: 2 rows, and 4.
+        ([4, 7, 9, 9, 5], [8, 14, 9, 9, 9, 9, 10], [(4, 8), (7, 14), (9, 9), (9, 9), (5, 10)]),
+        # The buffers of a reduction, and sizes that are in both, of different requests.
+        ([4, 3, 8], [8, 3, 100, 3, 16], [(4, 8), (3, 3), (8, 16)]),
+        # As many requests are in order.
+        ([4, 9, 8], [8, 16, 9], [(4, 8), (9, 16), (8, 9)]),
+        # One that grows in another way, between others.
+        ([4, 5, 9, 4], [8, 30, 9, 9, 9, 8], [(4, 8), (5, 30), (9, 9), (4, 8)]),
+    ],
+)
+def test_growth_shows_what_a_line_requests_more_often(
+    first: list[int], second: list[int], matched: list[tuple[int, int]]
+) -> None:
+    # GIVEN other lines, whose requests are doubled
+    keys = [np.array([1, *[2] * len(sizes), 1], np.int32) for sizes in (first, second)]
+    bytes_ = np.array([50, *first, 60]), np.array([100, *second, 120])
+    in_first, in_second = by_growth(*keys, *aligned(*keys), bytes_)
+    found = zip(bytes_[0][in_first].tolist(), bytes_[1][in_second].tolist(), strict=True)
+    assert [*found] == [(50, 100), *matched, (60, 120)]
+
+
+def test_a_run_that_is_in_two_parts() -> None:
+    keys = [np.array(each, np.int32) for each in ([2] * 20, [2] * 8 + [3] + [2] * 12)]
+    sizes = np.arange(1, 21), np.arange(1, 22)
+    in_first, in_second = by_growth(*keys, *aligned(*keys), sizes)
+    assert in_first.tolist() == [*range(20)]
+    assert in_second.tolist() == [*range(8), *range(9, 21)]
 
 
 def test_different_sequences_end_soon() -> None:

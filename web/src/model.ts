@@ -195,7 +195,7 @@ export interface Blocks {
   kind: Uint8Array;
   /** The name of the largest tensor in the block, an index in `FileData.strings`; 0: unknown. */
   owner: Uint32Array;
-  /** The Python object that keeps the block, an index in `FileData.strings`; 0: unknown. */
+  /** What keeps or kept the block, as in "kept by x of main()": in `FileData.strings`; 0: unknown. */
   holder: Uint32Array;
   /** The module that the block belongs to, an index in `FileData.modules`; 0: unknown. */
   module: Uint32Array;

@@ -42,6 +42,22 @@ def test_a_long_call_site_keeps_its_line(chromium: Any, tmp_path: Path) -> None:
         assert name.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
 
 
+def test_the_legend_has_what_holds_most_first(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a program with more call sites than colours, at its peak
+    opened = open_file(training())
+    with shown(chromium, tmp_path, page_of(opened)) as tab:
+        settled(tab)
+        legend = [row.split("\t") for row in tab.page.locator(".groups tr").all_inner_texts()]
+        # THEN the largest is the first, and the sites without a colour are the smallest
+        assert numbers([size for _, size, _ in legend]) == sorted(
+            numbers([size for _, size, _ in legend]), reverse=True
+        )
+        sites = sites_at(opened.devices[0], state(tab)["entry"])
+        names = [name.strip() for name, _, _ in legend if "all others" not in name]
+        assert len(names) < len(sites)
+        assert names == [call_site_text(one.call_site) for one in sites[: len(names)]]
+
+
 # Tables
 
 

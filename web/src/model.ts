@@ -269,6 +269,14 @@ export function stepIndexAt(steps: Steps, event: number): number {
   return firstWhere(steps.length, (i) => steps[i]![1] > event) - 1;
 }
 
+/** Return the entry that matters: the last out-of-memory error, else the peak, else the end. */
+export function mainEntry({ marks, events }: Device): number {
+  const last = (kind: Mark["kind"]): Mark | undefined =>
+    marks.filter((mark) => mark.kind === kind).at(-1);
+  const mark = last("oom") ?? last("peak");
+  return mark ? mark.event + 1 : events.count;
+}
+
 /** Return the step at an entry as [step, first event]; null before the first step. */
 export function stepAt(device: Device, event: number): [number, number] | null {
   return device.steps[stepIndexAt(device.steps, event)] ?? null;

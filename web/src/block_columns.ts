@@ -35,7 +35,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
       hint: "The size that the allocator gave the block.",
       text: (block) => blockSize(model, block), value: (block) => blocks.size_bytes[block]!,
     }, {
-      id: "category", title: "Category", width: 8.5, isNumber: false,
+      id: "category", title: "Category", width: 9.5, isNumber: false,
       hint: "What the block is for.",
       text: (block) => categoryText(model, block),
       value: (block) => byCategory[file.kinds[blocks.kind[block]!]![0]]!,
@@ -45,7 +45,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
       text: (block) => siteText(file, blocks.stack[block]!),
       value: (block) => bySite[file.stacks.site[blocks.stack[block]!]!]!,
     }, {
-      id: "owner", title: "Owner or holder", width: 14, isNumber: false,
+      id: "owner", title: "Owner or holder", width: 13, isNumber: false,
       hint: "The name of the largest tensor in the block, or else what keeps it, if it is known.",
       text: (block) => ownerText(model, block),
       value: (block) => byName[blocks.owner[block]! || blocks.holder[block]!]!,

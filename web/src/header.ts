@@ -14,7 +14,8 @@ export function createHeader(
 ): void {
   const help = helpDialog();
   const tools = element("div", { class: "page-title" },
-    element("span", { class: "faint" }, page.title),
+    // The names of two files are below: the heading needs the room.
+    ...(page.difference ? [] : [element("span", { class: "faint" }, page.title)]),
     ...pickers(page, selection, file),
     button("Keys and terms", () => help.showModal()));
   root.append(createVerdict(page, selection, file, tools), help);

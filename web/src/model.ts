@@ -201,13 +201,7 @@ export interface Blocks {
   module: Uint32Array;
 }
 
-export interface Segments {
-  count: number;
-  address: Float64Array;
-  size_bytes: Float64Array;
-  stream: Float64Array;
-  pool: Uint32Array;
-  is_small: Uint8Array;
+export interface Segments extends Others {
   is_expandable: Uint8Array;
 }
 

@@ -215,7 +215,7 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
     changes = [change for change in found.devices[0].sites if change.is_change]
     rows = content["difference"]["rows"]
     assert rows[0] == {
-        "site": "train.py:9 new",
+        "name": "train.py:9 new",
         "before_bytes": 0,
         "after_bytes": 5 * MIB // 4,
         "share": "new",

@@ -42,9 +42,19 @@ export interface FileEntry {
   data: string | null;
 }
 
+export interface Change {
+  /** The call site or the module. */
+  name: string;
+  before_bytes: number;
+  after_bytes: number;
+  share: string;
+}
+
 export interface Difference {
   /** `share`: the change as a percentage or a factor, or "new" or "gone". */
-  rows: { site: string; before_bytes: number; after_bytes: number; share: string }[];
+  rows: Change[];
+  /** The same by module; [] if a file does not have its modules. */
+  modules: Change[];
   sentence: string;
   /** The allocated bytes over the same steps, or over the events of each file; null: unknown. */
   curves: {

@@ -15,7 +15,7 @@ from pytracer.analysis.holder_names import UNTIL
 from pytracer.analysis.life_rules import shows_lives
 from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, Column, Stacks
 
-_MOST = 32  # of how many stacks of frees, those of most bytes, the text is found
+_MOST = 64  # of how many stacks of frees the text is found
 _COMPARED = 8  # frames of two stacks
 
 
@@ -42,29 +42,33 @@ def releases(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[st
     is_of_engine = data.stack_places.is_of_engine
     stack = np.where(is_freed, trace.stack[np.where(is_freed, freed, 0)], 0).astype(np.int64)
     stack[is_of_engine[stack]] = 0
-    sizes = np.bincount(stack, blocks.size_bytes[rows], len(stacks))
+    begin = blocks.alloc_event[rows].astype(np.int64)
+    # What was kept for long comes first: short-lived blocks of a recording may have more bytes.
+    held = np.bincount(stack, blocks.size_bytes[rows] * (freed - begin), len(stacks))
     # Frees and allocations of autograd's engine are on threads of their own.
     counts = ((trace.action == ALLOC) | (trace.action == FREE_REQUESTED)) & (
         ~is_of_engine[trace.stack] & (np.diff(stacks.offsets) > 0)[trace.stack]
     )
-    for number in np.argsort(-sizes, kind="stable")[:_MOST].tolist():
-        if number == 0 or sizes[number] == 0:
+    for number in np.argsort(-held, kind="stable")[:_MOST].tolist():
+        if number == 0 or held[number] == 0:
             continue
         called_at = _called_at(stacks, number)
         is_below = called_at < stacks.offsets[1:]
         elsewhere = np.append(0, np.cumsum(counts & ~is_below[trace.stack]))
-        for place in np.flatnonzero(stack == number).tolist():
-            row = rows[place]
-            begin = int(blocks.alloc_event[row])
-            of_stack = int(blocks.stack[row])
-            inner = _called(stacks, of_stack, int(called_at[of_stack]), is_of_program)
-            # All that the thread did between the two was in the same call.
-            is_call_over = begin >= 0 and elsewhere[freed[place]] == elsewhere[begin]
-            if is_call_over and inner is not None:
+        places = np.flatnonzero(stack == number)
+        # All that the thread did between the two was in the same call.
+        is_over = (begin[places] >= 0) & (elsewhere[freed[places]] == elsewhere[begin[places]])
+        made_by = np.where(is_over, blocks.stack[rows[places]], 0)
+        used, which = np.unique(made_by, return_inverse=True)
+        numbers = np.zeros(len(used), np.int64)
+        for i, each in enumerate(used.tolist()):
+            inner = _called(stacks, each, int(called_at[each]), is_of_program)
+            if inner is not None:
                 text = f"{UNTIL}{stacks.strings[stacks.name[inner]]}() returned"
             else:
                 text = UNTIL + _at(stacks, number, is_of_program, " released it")
-            found[place] = texts.setdefault(text, len(texts))
+            numbers[i] = texts.setdefault(text, len(texts))
+        found[places] = numbers[which]
     return [*texts], found
 
 

@@ -1,6 +1,6 @@
-"""How a run differs from a baseline, over time and by line, for a page."""
+"""How a run differs from a baseline, over time, by line and by module, for a page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from pytracer.reading.snapshot import Column
 from pytracer.text import printable
 
 MOST_ROWS = 1000
-"""The most call sites of a difference; those that changed least are left out."""
+"""The most call sites or modules of a difference; those that changed least are left out."""
 
 
 def difference_of(run: OpenFile, baseline: OpenFile) -> dict[str, Any]:
@@ -25,26 +25,32 @@ def difference_of(run: OpenFile, baseline: OpenFile) -> dict[str, Any]:
     """
     found = compare_snapshots(baseline.snapshot, run.snapshot)
     if not found.devices:
-        return {"rows": [], "sentence": "The files have no device in common.", "curves": None}
+        sentence = "The files have no device in common."
+        return {"rows": [], "modules": [], "sentence": sentence, "curves": None}
     device = max(found.devices, key=lambda each: abs(each.amounts["allocated_bytes"].delta or 0))
     sentences = [*falsified(found), device_answer(device)]
     sentences += (f"{note}." for note in device.notes)
     sentences += [f"Compared at the end, not at the peaks: {why}" for why in device.reasons]
-    rows = [
+    return {
+        "rows": _rows(device.sites),
+        "modules": _rows(device.modules),
+        "sentence": shortened(printable(" ".join(filter(None, sentences))), MOST_OF_LINE),
+        "curves": _curves(_named(baseline, device.before), _named(run, device.after)),
+    }
+
+
+def _rows(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    found = [
         {
-            "site": shortened(printable(site_text(change.name))),
+            "name": shortened(printable(site_text(change.name))),
             "before_bytes": change.before_bytes,
             "after_bytes": change.after_bytes,
             "share": _share(change),
         }
-        for change in device.sites
+        for change in changes
         if change.is_change
     ]
-    return {
-        "rows": rows[:MOST_ROWS],
-        "sentence": shortened(printable(" ".join(filter(None, sentences))), MOST_OF_LINE),
-        "curves": _curves(_named(baseline, device.before), _named(run, device.after)),
-    }
+    return found[:MOST_ROWS]
 
 
 def _share(change: Change) -> str:

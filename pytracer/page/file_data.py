@@ -137,7 +137,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "is_sized": packer.add("u8", blocks.is_sized),
             "kind": packer.add("u8", tables.kinds(part)),
             "owner": packer.add("u32", tables.texts(blocks.owner)),
-            "holder": packer.add("u32", tables.texts(blocks.holder)),
+            "holder": packer.add("u32", tables.texts(blocks.holder, part.holders)),
             "module": packer.add("u32", tables.modules(part)),
         },
         "segments": _segments(part, tables, packer, base),

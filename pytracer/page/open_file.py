@@ -144,7 +144,7 @@ def compared(verdict: Verdict, files: Sequence[Summary], difference: Mapping[str
     """Return the verdict on a run and its baseline: the difference, then the verdict on the run."""
     run, baseline = (shlex.quote(each.file.path) for each in files)
     return Verdict(
-        heading=f"Compared with the baseline: {difference['sentence']}",
+        heading=difference["sentence"],
         lines=[printable(f"{files[0].name}: {verdict.heading}"), *verdict.lines],
         commands=[printable(f"pytracer diff {baseline} {run}"), *verdict.commands],
     )

@@ -5,15 +5,11 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from pytracer.analysis.block_categories import (
-    BlockCategories,
-    file_categories,
-    rows_at_end,
-)
+from pytracer.analysis.block_categories import BlockCategories, file_categories
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import blocks_at_end
+from pytracer.analysis.held_memory import HeldMemory, blocks_at_end
 from pytracer.analysis.history import Lifetimes
-from pytracer.analysis.holder_names import file_holders
+from pytracer.analysis.holder_names import kept_by_text
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.analysis.modules import block_modules, modules_of
@@ -32,7 +28,7 @@ class Blocks(Lifetimes):
     Attributes:
         kind: int64, an index in the part's `kinds`.
         owner: int64, an index in the snapshot's `strings`.
-        holder: int64, the Python object that keeps the block, an index in `strings`.
+        holder: int64, what keeps the block, or kept it, an index in the part's `holders`.
         module: int64, an index in the part's `modules`.
     """
 
@@ -55,6 +51,7 @@ class Part:
         left_out: What is not shown, as sentences.
         kinds: Pairs of a category and the rule that decided.
         modules: The paths of modules; the first is "", no known module.
+        holders: Clauses as of `kept_by_text`; the first is "", not known.
         segments: The segments before the event `first`, by address.
         segments_are_known: Whether `segments` has all; if not, the page shows no reserved bytes.
     """
@@ -68,6 +65,7 @@ class Part:
     left_out: list[str]
     kinds: tuple[tuple[str, str], ...] = ((UNKNOWN, ""),)
     modules: tuple[str, ...] = ("",)
+    holders: tuple[str, ...] = ("",)
     segments: list[Segment] = field(default_factory=list)
     segments_are_known: bool = True
 
@@ -127,9 +125,9 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
         left_out.append(
             f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
         )
-    rows = rows_at_end(data.snapshot, data.device, lives)
     modules = block_modules(data.snapshot, data.device, history)
-    blocks = _blocks(lives, found, first, rows, data, modules.path)
+    holders, holder = _holders(data, count, lives)
+    blocks = _blocks(lives, found, first, holder, modules.path)
     kept = np.flatnonzero(lives.free_event >= first)
     part = Part(
         name=name,
@@ -141,6 +139,7 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
         left_out=left_out,
         kinds=found.kinds,
         modules=modules.paths,
+        holders=holders,
         segments=segments,
         segments_are_known=are_known,
     )
@@ -148,19 +147,25 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
 
 
 def _blocks(
-    lives: Lifetimes,
-    found: BlockCategories,
-    first: int,
-    rows: Column,
-    data: DeviceData,
-    module: Column,
+    lives: Lifetimes, found: BlockCategories, first: int, holder: Column, module: Column
 ) -> Blocks:
-    """Return blocks, with events counted from `first`; `rows`: theirs in the snapshot's blocks."""
+    """Return blocks, with events counted from `first`."""
     columns = {field.name: getattr(lives, field.name) for field in fields(lives)}
     for name in ("alloc_event", "free_requested_event", "free_event"):
         columns[name] = np.maximum(columns[name].astype(np.int64) - first, -1)
-    holder = file_holders(data.snapshot, rows)
     return Blocks(**columns, kind=found.kind, owner=found.owner, holder=holder, module=module)
+
+
+def _holders(
+    data: DeviceData, entry: int | None, blocks: Lifetimes
+) -> tuple[tuple[str, ...], Column]:
+    """Return the part's `holders` and `holder`; `entry` is as of `HeldMemory`."""
+    held = HeldMemory(data, data.snapshot.stacks, entry, blocks, np.arange(len(blocks)))
+    texts, text = held.keeper
+    names = [*data.snapshot.strings, *texts]
+    name = np.where(text > 0, len(data.snapshot.strings) + text, held.holder)
+    used, holder = np.unique(np.append(0, name), return_inverse=True)
+    return ("", *(kept_by_text(names[i]) for i in used[1:].tolist())), holder[1:]
 
 
 def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
@@ -168,6 +173,7 @@ def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
     snapshot, device = data.snapshot, data.device
     rows = snapshot.blocks_in_use(device)
     found, lives = file_categories(snapshot, rows), blocks_at_end(data)
+    holders, holder = _holders(data, None, lives)
     modules = modules_of(snapshot, lives.stack, np.zeros(len(rows), np.int64), rows)
     part = Part(
         name=name,
@@ -175,10 +181,11 @@ def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
         first=len(data.trace),
         events=0,
         has_history=True,
-        blocks=_blocks(lives, found, 0, rows, data, modules.path),
+        blocks=_blocks(lives, found, 0, holder, modules.path),
         left_out=[],
         kinds=(*found.kinds, (UNKNOWN, "")),
         modules=modules.paths,
+        holders=holders,
         segments=segments_at_end(snapshot, device),
     )
     return _bounded(part, min(MOST_OLDER, math.ceil(share * len(rows))))

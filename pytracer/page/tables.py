@@ -4,7 +4,7 @@ The page gets only what its events and blocks refer to. Everything is bounded, b
 of a file chooses its names and stacks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,10 +113,10 @@ class Tables:
         found: Column = numbers[part.blocks.module]
         return found
 
-    def texts(self, column: Column) -> Column:
-        """Return the numbers of texts, which are strings of the snapshot."""
+    def texts(self, column: Column, of: Sequence[str] | None = None) -> Column:
+        """Return the numbers of texts; without `of`, of strings of the snapshot."""
         used, which = np.unique(column, return_inverse=True)
-        strings = [self._snapshot.strings[i] for i in used.tolist()]
+        strings = [(of or self._snapshot.strings)[i] for i in used.tolist()]
         for text in strings:
             if text not in self._number:
                 self._number[text] = len(self._texts)

@@ -1,4 +1,4 @@
-"""A browser without a network for tests of pages: Chromium, driven by playwright."""
+"""A browser without a network for tests of pages: Chromium or Firefox, driven by playwright."""
 
 import contextlib
 import shutil
@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 TIMEOUT_S = 60
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PROGRAMS = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome", "chrome"),
+    "firefox": ("firefox-esr", "firefox"),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    # In a container, Chromium has neither the rights for its sandbox nor a large /dev/shm.
+    "chromium": {"args": ["--no-sandbox", "--disable-dev-shm-usage"]},
+    # By WebDriver BiDi, which any Firefox has; without it, playwright starts a build of its own.
+    "firefox": {"channel": "moz-firefox"},
+}
 
 
 @dataclass
@@ -42,18 +51,22 @@ class Tab:
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Any]:
-    """Start Chromium; the test is skipped where there is none."""
+def driver() -> Iterator[Any]:
+    """Start playwright; the test is skipped where it is not installed."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    with playwright.sync_playwright() as running:
+        yield running
+
+
+@contextlib.contextmanager
+def started(running: Any, name: str = "chromium") -> Iterator[Any]:
+    """Start a browser; the test is skipped where it is not installed."""
+    path = next(filter(None, map(shutil.which, PROGRAMS[name])), None)
     if path is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        # In a container, Chromium has neither the rights for its sandbox nor a large /dev/shm.
-        options = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = started.chromium.launch(executable_path=path, args=options)
-        yield browser
-        browser.close()
+        pytest.skip(f"{name} is not installed: apt-get install {PROGRAMS[name][0]}")
+    browser = getattr(running, name).launch(executable_path=path, **OPTIONS[name])
+    yield browser
+    browser.close()
 
 
 @contextlib.contextmanager

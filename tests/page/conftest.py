@@ -45,6 +45,23 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser.chromium() as started:
+def driver() -> Iterator[Any]:
+    with browser.driver() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chromium(driver: Any) -> Iterator[Any]:
+    with browser.started(driver) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def firefox(driver: Any) -> Iterator[Any]:
+    with browser.started(driver, "firefox") as started:
+        yield started
+
+
+@pytest.fixture
+def each_browser(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)

@@ -48,7 +48,7 @@ def main() -> None:
     """Write the pages, and take the pictures."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    with browser.chromium() as started:
+    with browser.driver() as running, browser.started(running) as started:
         for name, page in pages():
             for width, height in SIZES:
                 for theme in THEMES:

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shown_pages import MIB, settled, shown
+from shown_pages import GOLDEN, MIB, settled, shown
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import OpenFile, open_file, summarised, verdict_of
 from pytracer.page.page import Page
+from pytracer.reading.reader import load
+from pytracer.text import size
 
 STEPS = 20
 
@@ -58,10 +61,8 @@ def test_without_steps_the_curves_are_of_all_events() -> None:
     assert curves["largest"]["where"].endswith("% of the events")
 
 
-@pytest.mark.slow
-def test_the_page_shows_the_difference(chromium: Any, tmp_path: Path) -> None:
-    files = [run(more_from=11), run()]
-    page = Page(
+def page_of_difference(*files: OpenFile) -> Page:
+    return Page(
         title="two",
         verdict=verdict_of(files[0].file),
         files=[summarised(file) for file in files],
@@ -69,6 +70,12 @@ def test_the_page_shows_the_difference(chromium: Any, tmp_path: Path) -> None:
         left_out=[],
         difference=difference_of(*files),
     )
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_difference(chromium: Any, tmp_path: Path) -> None:
+    files = [run(more_from=11), run()]
+    page = page_of_difference(*files)
     with shown(chromium, tmp_path, page) as tab:
         settled(tab)
         # THEN one picture has both curves, and what lies between them is in the right half
@@ -88,3 +95,19 @@ def test_the_page_shows_the_difference(chromium: Any, tmp_path: Path) -> None:
     # AND a change that has a baseline has its factor
     grown = replace(page, difference=difference_of(files[1], run(more_from=1)))
     assert {row["share"] for row in grown.difference["rows"]} >= {"gone"}
+
+
+@pytest.mark.slow
+def test_the_page_names_the_modules_that_grew(chromium: Any, tmp_path: Path) -> None:
+    files = [open_file(load(GOLDEN / f"snapshot-{n}-cuda.pickle")) for n in ("1.12", "1.7")]
+    (device,) = compare_snapshots(files[1].snapshot, files[0].snapshot).devices[:1]
+    with shown(chromium, tmp_path, page_of_difference(*files)) as tab:
+        settled(tab)
+        # THEN the second table has the modules that changed, as the analysis has them
+        found = tab.page.locator("#difference table").nth(1).locator("tbody tr").all_inner_texts()
+    assert any(change.name == "backward of 0" for change in device.modules)
+    assert [row.split("\t")[:2] + row.split("\t")[-1:] for row in found] == [
+        [size(change.before_bytes), size(change.after_bytes), change.name or "(unknown)"]
+        for change in device.modules
+        if change.is_change
+    ]

@@ -26,6 +26,7 @@ from pytracer.page.page import page_of
 
 pytestmark = pytest.mark.slow
 
+BROWSERS = ("chromium", "firefox")
 WINDOWS = ((1280, 720), (1920, 1080), (2560, 1440))
 # The first thing that each view shows.
 FIRST = {
@@ -41,14 +42,19 @@ def box(tab: Any, selector: str) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+# Firefox has some of the cases, because each takes seconds.
+@pytest.mark.parametrize(
+    ("each_browser", "window"),
+    [*(("chromium", window) for window in WINDOWS), ("firefox", WINDOWS[0])],
+    indirect=["each_browser"],
+)
 def test_the_open_tab_is_above_the_fold(
-    window: tuple[int, int], chromium: Any, tmp_path: Path
+    window: tuple[int, int], each_browser: Any, tmp_path: Path
 ) -> None:
     # GIVEN a page with a long verdict
     width, height = window
     size = {"width": width, "height": height}
-    with shown(chromium, tmp_path, of_file(CUDA), viewport=size) as tab:
+    with shown(each_browser, tmp_path, of_file(CUDA), viewport=size) as tab:
         assert tab.page.locator("#verdict li").count() > 3
         assert box(tab, "#verdict")["height"] < 80
         assert 150 < box(tab, "#timeline .plot")["height"] <= 300
@@ -121,21 +127,32 @@ def test_the_verdict_is_copied_as_markdown(chromium: Any, tmp_path: Path) -> Non
         assert lines[3:] == [f"    {command}" for command in page.verdict.commands]
 
 
-def test_a_phone_scrolls_down_only(chromium: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("each_browser", BROWSERS, indirect=True)
+def test_a_phone_scrolls_down_only(each_browser: Any, tmp_path: Path) -> None:
     size = {"width": 390, "height": 844}
-    with shown(chromium, tmp_path, of_file(CUDA), viewport=size) as tab:
+    with shown(each_browser, tmp_path, of_file(CUDA), viewport=size) as tab:
         for view in TABS:
             tab_named(tab, view)
             settled(tab)
-            assert tab.run("() => document.documentElement.scrollWidth") == 390
+            scrolled, seen = tab.run(
+                "() => ['scrollWidth', 'clientWidth'].map(each => document.documentElement[each])"
+            )
+            assert scrolled == seen <= 390
             assert box(tab, f"#{view} {FIRST[view]}")["y"] < 844, view
 
 
 # Labels of the timeline
 
 
-@pytest.mark.parametrize("name", ["oom", "ring", "steps", "cpu", "npu", "leak"])
-def test_no_label_covers_another_one(name: str, chromium: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("each_browser", "name"),
+    [
+        *(("chromium", name) for name in ("oom", "ring", "steps", "cpu", "npu", "leak")),
+        ("firefox", "oom"),
+    ],
+    indirect=["each_browser"],
+)
+def test_no_label_covers_another_one(name: str, each_browser: Any, tmp_path: Path) -> None:
     # GIVEN pages with and without steps, phases, an out-of-memory and a limit
     page = page_of(open_file(training()))
     if name != "leak":
@@ -147,7 +164,7 @@ def test_no_label_covers_another_one(name: str, chromium: Any, tmp_path: Path) -
             "npu": "native/npu-2.14.0",
         }
         page = of_file(GOLDEN / f"{files[name]}.pickle")
-    with shown(chromium, tmp_path, page) as tab:
+    with shown(each_browser, tmp_path, page) as tab:
         tab.run(KEEP_TEXTS)
         for width, height in (*WINDOWS, (390, 844)):
             tab.page.set_viewport_size({"width": width, "height": height})

@@ -17,7 +17,7 @@ from pytracer.analysis.call_sites import is_programs
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.held_memory import held_memory
-from pytracer.analysis.holder_names import folded
+from pytracer.analysis.holder_names import folded, kept_by_text
 from pytracer.analysis.holders import sites_at
 from pytracer.analysis.layout import Segment, layout_at, segments_at
 from pytracer.errors import PytracerError
@@ -100,13 +100,11 @@ def check_moment(
         by_holder[holder] = by_holder.get(holder, 0) + int(blocks["size_bytes"][row])
     memory = held_memory(data, there)
     assert by_category == {one.key[0]: one.size_bytes for one in memory.group("category")}
-    # The page has the file's holders, and not what the stacks of frees tell.
-    strings, of_file = data.snapshot.strings, dict.fromkeys(by_holder, 0)
-    for text, size in zip(
-        memory.holder.tolist(), memory.column("size_bytes").tolist(), strict=True
-    ):
-        of_file[folded(strings[text])] += size
-    assert by_holder == of_file
+    of_memory: dict[str, int] = {}
+    for one in memory.group("holder"):
+        holder = folded(kept_by_text(one.key[0])) if one.key[0] else ""
+        of_memory[holder] = of_memory.get(holder, 0) + one.size_bytes
+    assert by_holder == of_memory
 
 
 def frames_of(file: dict[str, Any], stack: int) -> list[tuple[str, str, int]]:

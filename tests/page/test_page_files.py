@@ -215,7 +215,7 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
     changes = [change for change in found.devices[0].sites if change.is_change]
     rows = content["difference"]["rows"]
     assert rows[0] == {
-        "site": "train.py:9 new",
+        "name": "train.py:9 new",
         "before_bytes": 0,
         "after_bytes": 5 * MIB // 4,
         "share": "new",
@@ -226,7 +226,7 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
     assert content["difference"]["sentence"].startswith("cuda:0: +")
     # AND it opens on the difference: the first line, and the first command
     verdict = content["verdict"]
-    assert verdict["heading"].startswith("Compared with the baseline: cuda:0: +")
+    assert verdict["heading"].startswith("cuda:0: +")
     assert verdict["lines"][0].startswith("after.pickle: NO PROBLEM FOUND (cuda:0")
     paths = [str(tmp_path / name) for name in ("before.pickle", "after.pickle")]
     assert verdict["commands"][0] == f"pytracer diff {paths[0]} {paths[1]}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from browser import Tab
-from shown_pages import MIB, rows, settled, shown, state, tab_named, training
+from shown_pages import GOLDEN, MIB, of_file, rows, settled, shown, state, tab_named, training
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.frame_text import call_site_text
@@ -40,6 +40,22 @@ def test_a_long_call_site_keeps_its_line(chromium: Any, tmp_path: Path) -> None:
         assert name.inner_text() == "…/train.py:1234 step"
         assert "a_folder_with_a_long_name/train.py:1234 step" in name.get_attribute("title")
         assert name.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+
+
+def test_the_legend_has_what_holds_most_first(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a program with more call sites than colours, at its peak
+    opened = open_file(training())
+    with shown(chromium, tmp_path, page_of(opened)) as tab:
+        settled(tab)
+        legend = [row.split("\t") for row in tab.page.locator(".groups tr").all_inner_texts()]
+        # THEN the largest is the first, and the sites without a colour are the smallest
+        assert numbers([size for _, size, _ in legend]) == sorted(
+            numbers([size for _, size, _ in legend]), reverse=True
+        )
+        sites = sites_at(opened.devices[0], state(tab)["entry"])
+        names = [name.strip() for name, _, _ in legend if "all others" not in name]
+        assert len(names) < len(sites)
+        assert names == [call_site_text(one.call_site) for one in sites[: len(names)]]
 
 
 # Tables
@@ -106,6 +122,32 @@ def test_blocks_open_with_what_is_allocated_by_call_site(chromium: Any, tmp_path
         settled(tab)
         chosen = tab.page.locator("#blocks .table-body [aria-selected=true]")
         assert int(chosen.get_attribute("data-row")) == other
+
+
+def test_what_kept_blocks_that_were_freed(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a file whose answer says until when a line's memory was kept
+    page = of_file(GOLDEN / "snapshot-1.7-cuda.pickle")
+    until = "kept until forward() released it (train.py:5)"
+    (line,) = (line for line in page.verdict.lines if line.startswith("Lines: 8.126 MiB"))
+    assert until in line
+    with shown(chromium, tmp_path, page) as tab:
+        tab_named(tab, "blocks")
+        settled(tab)
+        # THEN the row of the call site says it, and a search finds its blocks
+        owner = columns(tab, "blocks").index("owner")
+        first = rows(tab, "blocks")[0]
+        assert "train.py:5 forward" in first[3]
+        assert first[owner] == f"{until} …"  # of most of its bytes
+        tab.page.fill("#blocks input[type=search]", '"until forward() released"')
+        settled(tab)
+        assert {row[owner] for row in rows(tab, "blocks")} == {until}
+        # AND so does the panel of a block
+        tab.page.click("#blocks .table-body [data-index='0']")
+        settled(tab)
+        tab.page.click("#blocks .table-body [data-index='1']")
+        settled(tab)
+        holder = tab.page.locator("#detail dt", has_text="Holder").locator("+ dd")
+        assert holder.inner_text() == until
 
 
 def all_blocks(tab: Tab) -> None:

@@ -325,7 +325,7 @@ def test_a_page_opens_with_the_answer(chromium: Any, tmp_path: Path) -> None:
     with shown(
         chromium,
         tmp_path,
-        replace(page, difference={"rows": [], "sentence": "None.", "curves": None}),
+        replace(page, difference={"rows": [], "modules": [], "sentence": "None.", "curves": None}),
     ) as tab:
         assert opened_with(tab)["tab"] == "tab-difference"
 

@@ -27,7 +27,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
   // What decides comes first: on a narrow screen, the columns to the right are out of view.
   const columns: Column[] = [
     {
-      id: "id", title: "Block", width: 7, isNumber: true,
+      id: "id", title: "Block", width: 6, isNumber: true,
       hint: "The number of the block, in order of allocation; of a call site, how many it has.",
       text: (block) => count(block), value: (block) => block,
     }, {
@@ -45,12 +45,12 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
       text: (block) => siteText(file, blocks.stack[block]!),
       value: (block) => bySite[file.stacks.site[blocks.stack[block]!]!]!,
     }, {
-      id: "owner", title: "Owner or holder", width: 11, isNumber: false,
+      id: "owner", title: "Owner or holder", width: 13, isNumber: false,
       hint: "The name of the largest tensor in the block, or else what keeps it, if it is known.",
       text: (block) => ownerText(model, block),
       value: (block) => byName[blocks.owner[block]! || blocks.holder[block]!]!,
     }, {
-      id: "age", title: "Age", width: 8, isNumber: true,
+      id: "age", title: "Age", width: 7, isNumber: true,
       hint: "How long before the selected moment the block was allocated.",
       text: (block) => ageText(model, block, entry()),
       value: (block) => (stateAt(blocks, block, entry()) === ALLOCATED

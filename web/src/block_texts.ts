@@ -71,10 +71,9 @@ export function categoryText({ file, device }: Model, block: number): string {
   return file.categories[file.kinds[device.blocks.kind[block]!]![0]]!;
 }
 
-/** Return the name of what has or keeps a block; "": unknown. */
-export function ownerText({ file, device }: Model, block: number): string {
-  const holder = file.strings[device.blocks.holder[block]!];
-  return file.strings[device.blocks.owner[block]!]! || (holder ? `kept by ${holder}` : "");
+/** Return the name of what has a block, or what keeps or kept it; "": unknown. */
+export function ownerText({ file, device: { blocks } }: Model, block: number): string {
+  return file.strings[blocks.owner[block]! || blocks.holder[block]!]!;
 }
 
 /** Return the important facts of a block, for a tooltip. */

@@ -50,7 +50,7 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
     { key: "category", label: "Category", options: [
       ["", "any"], ...file.categories.map((name) => [name, name] as const),
     ] },
-  ], "train.py  weight  0x7f3a…  size>=1MiB");
+  ], "train.py  size>=1MiB");
   let isGrouped = true;
   root.querySelector(".filter [role=status]")!.before(
     checkbox("Group by call site", isGrouped, (isChecked) => {

@@ -1,6 +1,6 @@
 /** The groups of blocks that share a colour, and the colours of both themes. */
 
-import { stepAt, type Model } from "./model.ts";
+import { mainEntry, stepAt, type Model } from "./model.ts";
 import type { Colour } from "./selection.ts";
 import { isDark } from "./theme.ts";
 
@@ -105,7 +105,10 @@ function makeGroups(model: Model, colour: Colour): Groups {
   const { blocks } = device;
   const keys = new Uint32Array(blocks.count);
   const texts = keysOf(model, colour, keys);
-  // The weight of a key is its bytes times the events for which it held them.
+  // A key is shown for what it held at the moment that matters, or for its bytes times the events
+  // for which it held them.
+  const main = mainEntry(device);
+  const held = new Float64Array(texts.length);
   const weights = new Float64Array(texts.length);
   const lives = new Float64Array(texts.length);
   const bytes = new Float64Array(texts.length);
@@ -114,9 +117,14 @@ function makeGroups(model: Model, colour: Colour): Groups {
     weights[keys[i]!]! += blocks.size_bytes[i]! * life;
     bytes[keys[i]!]! += blocks.size_bytes[i]!;
     lives[keys[i]!]! = weights[keys[i]!]! / bytes[keys[i]!]!;
+    if (blocks.alloc_event[i]! < main && blocks.free_requested_event[i]! >= main) {
+      held[keys[i]!]! += blocks.size_bytes[i]!;
+    }
   }
+  const [allHeld, allWeights] = [held, weights].map((all) => all.reduce((sum, one) => sum + one, 0) || 1);
+  const rank = (key: number): number => Math.max(held[key]! / allHeld!, weights[key]! / allWeights!);
   const present = [...texts.keys()].filter((key) => bytes[key]! > 0);
-  present.sort((a, b) => weights[b]! - weights[a]!);
+  present.sort((a, b) => rank(b) - rank(a));
   const isOrdered = colour === "step" || colour === "age";
   const shown = present.slice(0, isOrdered ? present.length : MOST_GROUPS);
   // Long-lived blocks are drawn lowest, so that a rising layer rises from still ground.

@@ -98,7 +98,7 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
     return [
       ["Category", `${categoryText(model, block)}${rule ? `: ${RULES[rule] ?? rule}` : ""}`],
       ["Owner", file.strings[blocks.owner[block]!]!],
-      ["Kept by", file.strings[blocks.holder[block]!]!],
+      ["Holder", file.strings[blocks.holder[block]!]!],
       ["Call site", siteText(file, blocks.stack[block]!)],
       ["State now", stateText(model, block, entry)],
       ["Size", blockSize(model, block) + (bytes >= 1024 ? ` (${counted(bytes, "byte")})` : "")],

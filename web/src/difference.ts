@@ -1,7 +1,7 @@
-/** Two files: their memory over time in one picture, and the difference by call site. */
+/** Two files: their memory over time in one picture, and the difference by call site and module. */
 
 import { button, plainTable, scrollRegion } from "./elements.ts";
-import type { Difference, Page } from "./model.ts";
+import type { Change, Difference, Page } from "./model.ts";
 import { picture, points, svg } from "./ranks.ts";
 import { change, size } from "./text.ts";
 import { element } from "./view.ts";
@@ -21,22 +21,21 @@ export function createDifference(root: HTMLElement, page: Page): void {
     root.append(element("div", { class: "bar" }, ...legend));
   }
   if (difference.curves) root.append(overTime(difference.curves));
-  const rows = sortedRows(difference);
-  if (rows.length === 0) return;
-  const list = scrollRegion("Difference by call site");
-  const all = button(`Show all ${rows.length} call sites`, () => {
-    list.replaceChildren(differenceTable(rows));
-    all.remove();
-  });
-  list.append(differenceTable(rows.slice(0, MOST_ROWS)));
-  root.append(list, ...(rows.length > MOST_ROWS ? [all] : []));
+  for (const [what, rows] of [["Call site", difference.rows], ["Module", difference.modules]] as const) {
+    if (rows.length === 0) continue;
+    const sorted = sortedRows(rows);
+    const list = scrollRegion(`Difference by ${what.toLowerCase()}`, differenceTable(what, sorted.slice(0, MOST_ROWS)));
+    const all = button(`Show all ${rows.length} rows`, () => {
+      list.replaceChildren(differenceTable(what, sorted));
+      all.remove();
+    });
+    root.append(list, ...(rows.length > MOST_ROWS ? [all] : []));
+  }
 }
 
-type Row = Difference["rows"][number];
-
 /** Return the rows by the size of the change, the largest first. */
-export function sortedRows({ rows }: Pick<Difference, "rows">): Row[] {
-  const changed = ({ before_bytes, after_bytes }: Row): number => Math.abs(after_bytes - before_bytes);
+export function sortedRows(rows: readonly Change[]): Change[] {
+  const changed = ({ before_bytes, after_bytes }: Change): number => Math.abs(after_bytes - before_bytes);
   return [...rows].sort((a, b) => changed(b) - changed(a));
 }
 
@@ -59,16 +58,16 @@ function overTime({ before, after, ends, largest }: NonNullable<Difference["curv
     element("div", { class: "ends" }, ...ends.map((end) => element("span", {}, end))));
 }
 
-function differenceTable(rows: readonly Row[]): HTMLElement {
+function differenceTable(what: string, rows: readonly Change[]): HTMLElement {
   const most = Math.max(1, ...rows.map((row) => Math.abs(row.after_bytes - row.before_bytes)));
-  const header = ["Before", "After", "Change", "% or ×", "Less | more", "Call site"];
-  return plainTable("By call site, the largest change first", header, rows.map((row) => {
+  const header = ["Before", "After", "Change", "% or ×", "Less | more", what];
+  return plainTable(`By ${what.toLowerCase()}, the largest change first`, header, rows.map((row) => {
     const bytes = row.after_bytes - row.before_bytes;
     const bar = element("span", { class: bytes > 0 ? "more" : "less" });
     bar.style.width = `${(100 * Math.abs(bytes)) / most}%`;
     return [
       size(row.before_bytes), size(row.after_bytes), change(bytes), row.share,
-      element("div", { class: "difference-bar", "aria-hidden": "true" }, bar), row.site,
+      element("div", { class: "difference-bar", "aria-hidden": "true" }, bar), row.name,
     ];
   }), new Set([0, 1, 2, 3]));
 }

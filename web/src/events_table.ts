@@ -28,7 +28,7 @@ export function createEventsTable(root: HTMLElement, model: Model, selection: Se
       ["", "any"] as const,
       ...file.phases.slice(1, MOST_PHASES).map((name) => [name, name] as const),
     ] }] : []),
-  ], "train.py  forward  0x7f3a…  size>=1MiB");
+  ], "train.py  size>=1MiB");
   const table = createTable(root, {
     label: "Events",
     columns: eventColumns(model, rowsOf),

@@ -4,7 +4,7 @@ import { button, menu } from "./elements.ts";
 import { KEYS } from "./keys.ts";
 import type { FileData, FileEntry, Page } from "./model.ts";
 import { opening, type Selection } from "./selection.ts";
-import { size } from "./text.ts";
+import { shortName, size } from "./text.ts";
 import { createVerdict } from "./verdict.ts";
 import { element } from "./view.ts";
 
@@ -14,7 +14,8 @@ export function createHeader(
 ): void {
   const help = helpDialog();
   const tools = element("div", { class: "page-title" },
-    element("span", { class: "faint" }, page.title),
+    // The names of two files are below: the heading needs the room.
+    ...(page.difference ? [] : [element("span", { class: "faint" }, page.title)]),
     ...pickers(page, selection, file),
     button("Keys and terms", () => help.showModal()));
   root.append(createVerdict(page, selection, file, tools), help);
@@ -41,7 +42,7 @@ function pickers(page: Page, selection: Selection, file: FileData | null): HTMLE
 }
 
 function fileLabel({ name, rank, peak_bytes, ooms, data }: FileEntry): string {
-  const parts = [rank === null ? name : `rank ${rank}`, `peak ${size(peak_bytes)}`];
+  const parts = [rank === null ? shortName(name, 18) : `rank ${rank}`, `peak ${size(peak_bytes)}`];
   if (ooms > 0) parts.push("out of memory");
   if (data === null) parts.push("events left out");
   return parts.join(", ");

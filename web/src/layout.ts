@@ -6,7 +6,7 @@
  * change rarely: they are replayed from the nearest of some stored copies.
  */
 
-import type { Device, FileData, Layout, Layouts, Segment } from "./model.ts";
+import type { Device, FileData, Layout, Layouts, Others, Segment } from "./model.ts";
 import { endOf } from "./holes.ts";
 import { firstWhere, sortRows } from "./sort.ts";
 import { segmentSigns } from "./usage.ts";
@@ -68,14 +68,7 @@ function segmentHistory(file: FileData, device: Device): (entry: number) => read
     const row = events.row[event]!;
     const action = events.action[event]!;
     if (row >= others.count) return;
-    const part: Segment = {
-      address: others.address[row]!,
-      size_bytes: others.size_bytes[row]!,
-      stream: others.stream[row]!,
-      pool: others.pool[row]!,
-      is_small: others.is_small[row] === 1,
-      is_expandable: expands[action]!,
-    };
+    const part = segmentOf(others, row, expands[action]!);
     if (sign[action]! > 0) add(segments, part);
     else remove(segments, part);
   }
@@ -105,14 +98,20 @@ function segmentHistory(file: FileData, device: Device): (entry: number) => read
 
 function firstSegments(device: Device): Segment[] {
   const { segments } = device;
-  return Array.from({ length: segments.count }, (_, i) => ({
-    address: segments.address[i]!,
-    size_bytes: segments.size_bytes[i]!,
-    stream: segments.stream[i]!,
-    pool: segments.pool[i]!,
-    is_small: segments.is_small[i] === 1,
-    is_expandable: segments.is_expandable[i] === 1,
-  }));
+  return Array.from({ length: segments.count }, (_, row) =>
+    segmentOf(segments, row, segments.is_expandable[row] === 1));
+}
+
+function segmentOf(table: Others, row: number, is_expandable: boolean): Segment {
+  const { address, size_bytes, stream, pool, is_small } = table;
+  return {
+    address: address[row]!,
+    size_bytes: size_bytes[row]!,
+    stream: stream[row]!,
+    pool: pool[row]!,
+    is_small: is_small[row] === 1,
+    is_expandable,
+  };
 }
 
 /** Return the number of segments that begin at an address or before. */

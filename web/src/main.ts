@@ -14,7 +14,7 @@ import { activeAt } from "./lives.ts";
 import { createMap } from "./map.ts";
 import { createModules } from "./modules.ts";
 import { createMoment } from "./moment.ts";
-import type { FileData, Mark, Model, Page } from "./model.ts";
+import { type FileData, mainEntry, type Model, type Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
 import { fromHash, Selection, type State, toHash } from "./selection.ts";
 import { createTabs, type TabView } from "./tabs.ts";
@@ -40,13 +40,8 @@ function fileAt(index: number): Promise<FileData | null> {
 /** Return the state with a moment, and a colouring that shows the answer, if it has none. */
 function completed(state: Readonly<State>, model: Model): State {
   const { device, file } = model;
-  const { blocks, marks, events } = device;
-  const last = events.count;
-  const mark = (kind: Mark["kind"]): Mark | undefined =>
-    marks.filter((found) => found.kind === kind).at(-1);
-  const chosen = mark("oom") ?? mark("peak");
-  const wanted = state.entry < 0 ? (chosen ? chosen.event + 1 : last) : state.entry;
-  const entry = Math.max(0, Math.min(last, wanted));
+  const { blocks, events } = device;
+  const entry = state.entry < 0 ? mainEntry(device) : Math.min(events.count, state.entry);
   let [unknown, total] = [0, 0];
   for (const i of activeAt(blocks, entry)) {
     total += blocks.size_bytes[i]!;

@@ -42,9 +42,19 @@ export interface FileEntry {
   data: string | null;
 }
 
+export interface Change {
+  /** The call site or the module. */
+  name: string;
+  before_bytes: number;
+  after_bytes: number;
+  share: string;
+}
+
 export interface Difference {
   /** `share`: the change as a percentage or a factor, or "new" or "gone". */
-  rows: { site: string; before_bytes: number; after_bytes: number; share: string }[];
+  rows: Change[];
+  /** The same by module; [] if a file does not have its modules. */
+  modules: Change[];
   sentence: string;
   /** The allocated bytes over the same steps, or over the events of each file; null: unknown. */
   curves: {
@@ -195,19 +205,13 @@ export interface Blocks {
   kind: Uint8Array;
   /** The name of the largest tensor in the block, an index in `FileData.strings`; 0: unknown. */
   owner: Uint32Array;
-  /** The Python object that keeps the block, an index in `FileData.strings`; 0: unknown. */
+  /** What keeps or kept the block, as in "kept by x of main()": in `FileData.strings`; 0: unknown. */
   holder: Uint32Array;
   /** The module that the block belongs to, an index in `FileData.modules`; 0: unknown. */
   module: Uint32Array;
 }
 
-export interface Segments {
-  count: number;
-  address: Float64Array;
-  size_bytes: Float64Array;
-  stream: Float64Array;
-  pool: Uint32Array;
-  is_small: Uint8Array;
+export interface Segments extends Others {
   is_expandable: Uint8Array;
 }
 
@@ -267,6 +271,14 @@ export type Steps = readonly (readonly [step: number, firstEvent: number])[];
 /** Return the index of the step that an event belongs to; -1 before the first known step. */
 export function stepIndexAt(steps: Steps, event: number): number {
   return firstWhere(steps.length, (i) => steps[i]![1] > event) - 1;
+}
+
+/** Return the entry that matters: the last out-of-memory error, else the peak, else the end. */
+export function mainEntry({ marks, events }: Device): number {
+  const last = (kind: Mark["kind"]): Mark | undefined =>
+    marks.filter((mark) => mark.kind === kind).at(-1);
+  const mark = last("oom") ?? last("peak");
+  return mark ? mark.event + 1 : events.count;
 }
 
 /** Return the step at an entry as [step, first event]; null before the first step. */

@@ -79,8 +79,10 @@ function showGroups(root: HTMLElement, model: Model, selection: Selection): void
   const table = element("table", { class: "groups" });
   const letters = Math.max(16, Math.floor((root.clientWidth - 155) / 7.2));
   const total = bytes.reduce((sum, value) => sum + value, 0) || 1;
-  // The order of the layers, uppermost first.
-  for (let group = groups.names.length - 1; group >= 0; group--) {
+  // The largest first; steps and ages in the order of the layers.
+  const order = [...groups.names.keys()].reverse();
+  if (colour !== "step" && colour !== "age") order.sort((a, b) => bytes[b]! - bytes[a]!);
+  for (const group of order) {
     const swatch = element("span", { class: "swatch" });
     swatch.style.background = colourOf(groups.swatch[group]!);
     const name = element("td", { class: "name" }, swatch, shortName(groups.names[group]!, letters));

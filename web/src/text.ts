@@ -34,7 +34,8 @@ export function shortName(text: string, most: number): string {
   const tail = text.length - line > room ? `${text.slice(line, line + room - 1)}…` : text.slice(line);
   const file = text.slice(text.lastIndexOf("/", line) + 1, line);
   const left = most - tail.length;
-  return file.length + 2 <= left ? `…/${file}${tail}` : `${file.slice(0, left - 1)}…${tail}`;
+  if (file.length > left) return `${file.slice(0, left - 1)}…${tail}`;
+  return file.length + 2 > left ? `${file}${tail}` : `…/${file}${tail}`;
 }
 
 const NUMBERS = new Intl.NumberFormat("en-US"); // making one takes longer than to write a number

@@ -41,7 +41,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   createTimelineTools(root, model, selection);
   root.append(lanes, box);
   const base = element("canvas", { class: "base", "aria-hidden": "true" });
-  const style = `height: calc(100% + ${STRIP}px)`;
+  const style = `height: calc(100% + ${STRIP}px); width: calc(100% + ${RIGHT}px)`;
   const overlay = element("canvas", { class: "overlay", style, "aria-hidden": "true" });
   const over = element("div", {
     class: "over", style: `inset: ${STRIP}px ${RIGHT}px ${AXIS}px ${LEFT}px`,
@@ -169,7 +169,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
 
   /** The labels, which change with the curves, and not with the selected moment. */
   function placed(xs: number[], lines: readonly Line[]): Labels {
-    const bounds = { left: 0, top: -STRIP, right: frame.width, bottom: frame.height };
+    const bounds = { left: 0, top: -STRIP, right: frame.width + RIGHT, bottom: frame.height };
     const found = new Labels(overlay.getContext("2d")!, bounds);
     placeMarks(found, device, usage.allocated, frame);
     if (limit !== null && !isLimitShown) {
@@ -183,8 +183,12 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   function drawOverlay(): void {
     const { entry, range, block } = selection.state;
     const { width, height } = frame;
-    const context = prepare(overlay, width, height + STRIP);
+    const context = prepare(overlay, width + RIGHT, height + STRIP);
     context.translate(0, STRIP);
+    context.save();
+    context.beginPath();
+    context.rect(0, -STRIP, width, height + STRIP);
+    context.clip();
     const colours = ink();
     if (range) {
       context.fillStyle = colours.band;
@@ -215,6 +219,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     context.lineTo(x + 6, 0);
     context.lineTo(x, 8);
     context.fill();
+    context.restore(); // names may be next to the plot
     labels.draw(context, colours.paper);
     if (pointer) hover(pointer);
     else tooltip.hide();

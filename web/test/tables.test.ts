@@ -134,8 +134,8 @@ test("the place of a frame has the last folder, the file and the line", () => {
 });
 
 test("differences are ordered by the size of the change", () => {
-  const row = (before_bytes: number, after_bytes: number) => ({ site: "s", before_bytes, after_bytes, share: "" });
+  const row = (before_bytes: number, after_bytes: number) => ({ name: "s", before_bytes, after_bytes, share: "" });
   const rows = [row(5, 6), row(100, 0), row(0, 50), row(7, 7)];
-  const changes = sortedRows({ rows }).map((one) => one.after_bytes - one.before_bytes);
+  const changes = sortedRows(rows).map((one) => one.after_bytes - one.before_bytes);
   assert.deepEqual(changes, [-100, 50, 1, 0]);
 });

@@ -53,13 +53,20 @@ def releases(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[st
         called_at = _called_at(stacks, number)
         is_below = called_at < stacks.offsets[1:]
         elsewhere = np.append(0, np.cumsum(counts & ~is_below[trace.stack]))
+        is_end = trace.stack == number
+        inside = np.cumsum(counts & is_below[trace.stack] & ~is_end)
+        ends = np.flatnonzero(is_end & (trace.action == FREE_REQUESTED))
         for place in np.flatnonzero(stack == number).tolist():
             row = rows[place]
             begin = int(blocks.alloc_event[row])
             of_stack = int(blocks.stack[row])
             inner = _called(stacks, of_stack, int(called_at[of_stack]), is_of_program)
-            # All that the thread did between the two was in the same call.
+            # All that the thread did between the two was in one call of this line: the end of no
+            # other, as in a loop, released anything meanwhile.
+            earlier = np.searchsorted(inside[ends], inside[freed[place]])
+            is_one_call = earlier == 0 or ends[earlier - 1] < begin
             is_call_over = begin >= 0 and elsewhere[freed[place]] == elsewhere[begin]
+            is_call_over = is_call_over and is_one_call
             if is_call_over and inner is not None:
                 text = f"{UNTIL}{stacks.strings[stacks.name[inner]]}() returned"
             else:

@@ -37,6 +37,15 @@ def deque_that_fills() -> None:
 
 
 @no_leak
+def list_with_room() -> None:
+    """a list with room for 80 samples, which has 60 at the end"""
+    training, samples = Training(), [None] * 80
+    for step in steps():
+        training.step()
+        samples[step] = new()
+
+
+@no_leak
 def deque_that_is_full() -> None:
     """a deque of at most 20 samples"""
     training, memory = Training(), collections.deque(maxlen=20)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytracer.analysis.advice import command_of
 from pytracer.analysis.requests import FAIL, Recording
+from pytracer.analysis.settings_to_paste import command_of
 from pytracer.simulator.deviation import Deviation
 from pytracer.text import number, size
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from pytracer.analysis.advice import Trial, with_settings
+from pytracer.analysis.advice import Trial
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.requests import Recording, extract_recording
+from pytracer.analysis.settings_to_paste import with_settings
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import OOM
 from pytracer.simulator.deviation import reference_of

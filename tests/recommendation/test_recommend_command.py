@@ -8,7 +8,7 @@ import pytest
 from allocator_workloads import content, phases, pinned_segments, write
 from commands import cells, invoke
 
-from pytracer.analysis.advice import command_of
+from pytracer.analysis.settings_to_paste import command_of
 from pytracer.errors import PytracerError
 from pytracer.recommendation import recommend
 

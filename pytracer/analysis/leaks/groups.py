@@ -14,6 +14,7 @@ from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
     Lives,
     Steadiness,
+    is_level,
     largest_deviation,
     levels,
     longest_life,
@@ -197,6 +198,8 @@ class _Search:
             steady = Steadiness("")
         if steady.reason and not steady.is_open:
             return self._release(group, steady.reason) if len(growths) > 2 else None
+        if is_level(group, int(growths[0]), slots):
+            return self._release(group, "as much of it was released as was kept")
         reason = self.seen.doubt or steady.reason or self.doubts.may_be_cleared(group, longest)
         reason = reason or self.doubts.older_released(overdue, longest, len(overdue))
         reason = reason or self.doubts.freed_at_end(overdue)

@@ -29,18 +29,20 @@ class KeptAtSteps:
         self._recording = recording
         self._blocks = 0
 
-    def look(self, step: int) -> None:
-        """Look, if memory may leak: 0.1 s in the thread that ends a step. Never raises."""
+    def look(self, step: int) -> bool:
+        """Look, if memory may leak; return whether it was. Never raises."""
         if 2 * step < _FIRST or step & (step - 1):
-            return
+            return False
         try:
             devices = self._recording.session.stats()["devices"]
             blocks = sum(device["live_blocks"] for device in devices)
             is_more, self._blocks = blocks >= self._blocks + _LEAST_BLOCKS, blocks
-            if is_more and step >= _FIRST:
-                self.seen = _kept(self._recording)
+            if not is_more or step < _FIRST:
+                return False
+            self.seen = _kept(self._recording)
         except Exception as error:
             warn_once(f"objects that keep memory have no names: {error!r}", f"kept: {type(error)}")
+        return True
 
 
 def _kept(recording: DeviceRecording) -> list[list[Any]]:

@@ -158,8 +158,8 @@ class StepRecording:
                 message = f"step {self.steps.current} is not recorded: {failure!r}"
                 self._writer.fail(message, f"a step: {type(failure)}")
                 return
-        self._kept.look(self.steps.current)
-        self._writer.keep_in_box(self.described, is_urgent=False)
+        has_looked = self._kept.look(self.steps.current)
+        self._writer.keep_in_box(self.described, is_urgent=has_looked)
         if ended is not None and view is not None:
             self._save_window(ended, before, view)
 

@@ -50,11 +50,11 @@ from pytracer.analysis.oom_verdict_kinds import (
     Verdict,
 )
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.settings_to_paste import command_of, with_settings
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import sentence, size
+from pytracer.variables import command_of, with_settings
 
 UNTESTED = "untested"
 """The evidence for settings that were not simulated."""

@@ -15,11 +15,11 @@ from pytracer import show
 from pytracer.analysis import explain
 from pytracer.analysis.allocator_rules import UNIT_BYTES
 from pytracer.analysis.oom_verdict_kinds import FRAGMENTED, LEAK
-from pytracer.analysis.settings_to_paste import with_settings
 from pytracer.reading import load
 from pytracer.recommendation import recommend
 from pytracer.simulator.trials import try_settings
 from pytracer.tracing import oom_answer
+from pytracer.variables import with_settings
 
 MIB = 1 << 20
 

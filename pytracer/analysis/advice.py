@@ -5,9 +5,8 @@
 3. Nothing is advised that the recording has already.
 """
 
-import contextlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
@@ -54,9 +53,8 @@ from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
-from pytracer.errors import ConfigError
 from pytracer.text import sentence, size
-from pytracer.variables import VARIABLE, format_settings, parse_settings
+from pytracer.variables import command_of, with_settings
 
 UNTESTED = "untested"
 """The evidence for settings that were not simulated."""
@@ -71,9 +69,10 @@ _OF_REQUESTS = {LARGER_INPUT, REPLACED, GROWING}
 _HELD = {EXHAUSTED, TOO_LARGE} | _OF_REQUESTS
 """The verdicts after which only less memory helps."""
 
+_OF_PLACE = {LIMIT, OTHER_POOL, FREED, LIBRARY}
+"""The verdicts after which the program may hold what it holds."""
+
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
-_GENERAL = "PYTORCH_ALLOC_CONF"
-_NOT_WITH_EXPANDABLE = {"npu": ("max_split_size_mb", "garbage_collection_threshold")}
 
 
 @dataclass(frozen=True)
@@ -181,10 +180,10 @@ def advise_after_oom(
         is_too_little = kinds <= _HELD or (UNKNOWN in kinds and memory.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
         lower = _dropping(memory.keepers) if kinds & {GARBAGE, EXCEPTION} else []
-        if not kinds & _OF_REQUESTS:
-            lower += _of_items(memory, least)
-        has_reason = lower != []
-        lower += _less(memory, kinds, is_needed=is_too_little and not has_reason)
+        of_items = [] if kinds & _OF_REQUESTS else _of_items(memory, least)
+        has_reason = lower + of_items != []
+        less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
+        lower += less + of_items if kinds & _OF_PLACE else of_items + less
         # A setting with which this allocation succeeds moves the failure of a program that needs
         # more, or keeps more and more.
         moves = kinds & {GARBAGE, EXCEPTION} or memory.is_nearly_all
@@ -298,45 +297,6 @@ def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
         return []
     why = "Simulates the recorded requests under many settings, and names the best."
     return [Suggestion(f"pytracer recommend {path}", why)]
-
-
-def with_settings(own: str, change: Mapping[str, str], backend: str) -> str:
-    """Return settings with a change, in the form of the variable.
-
-    The other settings stay, except those that the allocator refuses next to expandable segments, or
-    all of a text that no allocator can read.
-    """
-    settings: dict[str, str] = {}
-    with contextlib.suppress(ConfigError):
-        settings |= parse_settings(own)
-    settings |= change
-    if settings.get("expandable_segments") == "True":
-        for key in _NOT_WITH_EXPANDABLE.get(backend, ()):
-            settings.pop(key, None)
-    return format_settings(settings)
-
-
-def command_of(settings: str, backend: str, torch_version: str | None, own_settings: str) -> str:
-    """Return the line to paste into a shell.
-
-    torch before 2.9 does not know the general variable, and later versions call the older name
-    deprecated. If the job sets a variable already, the line must name the one that counts if both
-    are set: in torch 2.12 and later that is the older name.
-
-    Args:
-        settings: The settings, in the form of the variable; "" for the defaults.
-        backend: "cuda", "npu", or "" if unknown: then the variable of CUDA.
-        torch_version: The version of torch; None if unknown.
-        own_settings: The settings of the recording; "" if no variable was set.
-    """
-    variable = VARIABLE.get(backend, VARIABLE["cuda"])
-    if not settings:
-        return f"unset {variable} {_GENERAL}"
-    if backend == "cuda" and torch_version is not None:
-        version = tuple(int(part) for part in torch_version.split(".")[:2])
-        if version >= (2, 9) and (version < (2, 12) or not own_settings):
-            variable = _GENERAL
-    return f"export {variable}={shlex.quote(settings)}"
 
 
 def _of_items(memory: Memory, least: float) -> list[Suggestion]:

@@ -24,8 +24,11 @@ _TOGETHER = re.compile(
 )
 _JOINED = "\N{NO-BREAK SPACE}"
 
-# What is left out first if an answer has too many lines.
-_EXPENDABLE = ("steps", "modules", "do", "others", "lines", "more", "why", "sizes", "set", "grows")
+# What is left out first if an answer has too many lines. A "command" is one of "do".
+_EXPENDABLE = (
+    *("steps", "modules", "command", "others", "lines", "more", "do", "why", "sizes", "set"),
+    "grows",
+)
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def text_lines(
         if len(found) <= MOST_LINES:
             return found
         for role in _EXPENDABLE:
-            same = [i for i, line in enumerate(lines) if line.role == role]
+            same = [i for i, line in enumerate(lines) if _kind(line) == role]
             if role == "others" and len(same) > 1:
                 lines[same[-2] :] = [Line(role, _FOLDED), *lines[same[-1] + 1 :]]
                 break
@@ -136,6 +139,10 @@ def text_lines(
                 break
         else:
             return found[:MOST_LINES]
+
+
+def _kind(line: Line) -> str:
+    return "command" if line.role == "do" and line.is_command else line.role
 
 
 _FOLDED = "and others, which --all shows"

@@ -310,13 +310,13 @@ def _held(explanation: Explanation) -> Iterator[Line]:
     text = f"{size(total)} {_MOMENTS[explanation.held_at]}"
     if waiting := explanation.sample.active_bytes - explanation.sample.allocated_bytes:
         text += f", of which {size(waiting)} are freed and wait for a stream"
-    if any(usage.category != NO_CATEGORY for usage in explanation.categories):
-        parts: list[tuple[int, str]] = []
-        for one in explanation.categories:
-            if one.category == NO_CATEGORY:
-                parts += _unknown(explanation, one.size_bytes)
-            else:
-                parts.append((one.size_bytes, CATEGORY_WORDS.get(one.category, one.category)))
+    parts: list[tuple[int, str]] = []
+    for one in explanation.categories:
+        if one.category == NO_CATEGORY:
+            parts += _unknown(explanation, one.size_bytes)
+        else:
+            parts.append((one.size_bytes, CATEGORY_WORDS.get(one.category, one.category)))
+    if any(name != NO_CATEGORY for _, name in parts):
         parts.sort(key=lambda part: -part[0])
         shown = [part for part in parts if part[0] >= LEAST_SHARE * total]
         if others := sum(part[0] for part in parts) - sum(part[0] for part in shown):

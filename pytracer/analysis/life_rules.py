@@ -127,7 +127,10 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         (Rule.RESULT, is_result & is_known & (place == MODULE)),
         (Rule.RETURNED, is_returned & by_engine),
         (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
-        (Rule.IN_OPERATOR, is_left & (place == OUTSIDE) & (lives.stack == failed_stack)),
+        (
+            Rule.IN_OPERATOR,
+            is_left & np.isin(place, (OUTSIDE, OPTIMIZER)) & (lives.stack == failed_stack),
+        ),
         (Rule.IN_FORWARD, is_in_pass & (place == MODULE) & (lives.pool == 0)),
         (Rule.COMPILED, (place == MODULE) & (is_left & fails_in_backward | is_by_compiled)),
         (Rule.FROM_FORWARD, is_known & (place == MODULE)),

@@ -17,6 +17,10 @@ _LEAST_PART = 0.05
 _KEPT_BY_CHECKPOINTS = ("checkpoint.", "CheckpointFunctionBackward", "_NoopSaveInputsBackward")
 """The names of what torch.utils.checkpoint keeps for a region."""
 
+_WEIGHTS = ("AddmmBackward0.mat2", "MmBackward0.mat2")
+"""The names of weights that a graph keeps: merged ones, and copies in another data type. Others are
+called "weight"."""
+
 OF_BATCH = ("activation", "temporary", "input", "output")
 """The categories whose memory grows with the batch."""
 
@@ -47,12 +51,15 @@ def lowering(
     sizes = {usage.category: usage.size_bytes for usage in categories}
     least = max(_LEAST_PART * sum(sizes.values()), 1)
     saved, of_batch = _of_checkpoints(categories), sum(sizes.get(one, 0) for one in OF_BATCH)
+    of_weights = _of_weights(categories)
+    of_batch -= of_weights
     states = sizes.get("optimizer_state", 0) * 3 // 4
     part = None
     if progress is not None and progress.layers:
         saved = progress.layers_bytes - progress.layers_bytes // progress.layers
-        of_batch = max(of_batch, progress.layers_bytes)
-        part = _fitting_part(sizes, progress, total_bytes)
+        if of_weights < least:
+            of_batch = max(of_batch, progress.layers_bytes)
+            part = _fitting_part(sizes, progress, total_bytes)
     are_checkpointed = _are_layers_checkpointed(categories, progress)
     saved = 0 if are_checkpointed else max(saved - recomputed_bytes, 0)
     found = [
@@ -160,6 +167,17 @@ def _of_checkpoints(categories: Sequence[CategoryUsage]) -> int:
         )
         for usage in categories
         if usage.category == "activation"
+    )
+
+
+def _of_weights(categories: Sequence[CategoryUsage]) -> int:
+    """Return the bytes of activations that are weights: those of no model, which batches share."""
+    return sum(
+        owner.size_bytes
+        for usage in categories
+        if usage.category == "activation"
+        for owner in usage.owners
+        if owner.name in _WEIGHTS or owner.name.endswith(".weight")
     )
 
 

@@ -8,6 +8,7 @@ not have saved it is compared with `requested_bytes`.
 from collections.abc import Iterator
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES
+from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.leaks.results import (
     leaks_of,
@@ -89,8 +90,11 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     unused = around.garbage_bytes + around.exception_bytes
     if not exhausted or unused >= MUCH_UNUSED * sample.allocated_bytes:
         kept += dropped
-    pieces = () if exhausted or is_free else _fragmented(oom, around)
+    pieces = [] if exhausted or is_free else [*_fragmented(oom, around)]
     found = [*kept, *pieces]
+    if pieces and around.earlier is not None and around.earlier.growing:
+        # That a setting joins them does not help for long.
+        found.append(Verdict(GROWING, _growing_text(oom, around.earlier)))
     if not is_free:
         found += [*of_limit(oom), *of_others(oom, around, is_exhausted=exhausted != [])]
     if not is_free and not exhausted:
@@ -313,11 +317,7 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
             f"a larger batch. {sentence(verdict.text)}",
         )
     if earlier.growing:
-        return Verdict(
-            GROWING,
-            f"this line has requested more from step to step: from {size(earlier.least_bytes)} to "
-            f"{asked} in {number(earlier.growing, 'step')}. {sentence(verdict.text)}",
-        )
+        return Verdict(GROWING, f"{_growing_text(oom, earlier)} {sentence(verdict.text)}")
     if earlier.replaced:
         span = "in this step" if earlier.has_steps else "since the recording began"
         return Verdict(
@@ -327,6 +327,13 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
             f"{sentence(verdict.text)}",
         )
     return verdict
+
+
+def _growing_text(oom: OutOfMemory, earlier: EarlierRequests) -> str:
+    return (
+        f"this line has requested more from step to step: from {size(earlier.least_bytes)} to "
+        f"{size(oom.requested_bytes)} in {number(earlier.growing, 'step')}."
+    )
 
 
 def _most_available(oom: OutOfMemory, sample: UsageSample) -> int:

@@ -55,10 +55,16 @@ def releases(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[st
         called_at = _called_at(stacks, number)
         is_below = called_at < stacks.offsets[1:]
         elsewhere = np.append(0, np.cumsum(counts & ~is_below[trace.stack]))
+        is_end = trace.stack == number
+        inside = np.cumsum(counts & is_below[trace.stack] & ~is_end)
+        ends = np.flatnonzero(is_end & (trace.action == FREE_REQUESTED))
         places = np.flatnonzero(stack == number)
-        # All that the thread did between the two was in the same call.
+        # All that the thread did between the two was in one call of this line: the end of no other,
+        # as in a loop, released anything meanwhile.
+        earlier = np.searchsorted(inside[ends], inside[freed[places]])
+        is_one_call = np.append(-1, ends)[earlier] < begin[places]
         is_over = (begin[places] >= 0) & (elsewhere[freed[places]] == elsewhere[begin[places]])
-        made_by = np.where(is_over, blocks.stack[rows[places]], 0)
+        made_by = np.where(is_over & is_one_call, blocks.stack[rows[places]], 0)
         used, which = np.unique(made_by, return_inverse=True)
         numbers = np.zeros(len(used), np.int64)
         for i, each in enumerate(used.tolist()):

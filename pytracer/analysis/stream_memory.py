@@ -21,7 +21,8 @@ _LEAST_BYTES = 256 * 2**20
 _LEAST_PART = 0.2
 """The least part of the reserved memory that is worth a verdict."""
 _LEAST_STREAMS, _MOST_AT_ONCE = 8, 2
-"""Before a step has ended: so many streams, of which so few had blocks in use at a time."""
+"""Before a step has ended, or if they are used again: so many streams, of which so few had blocks
+in use at a time."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class StreamMemory:
     Attributes:
         kind: "idle": cached on streams without a block in use that have not allocated for a
             complete step. "in turn": the same of many streams that were used one after the other,
-            before a step has ended. "waiting": in blocks that were freed, but that a stream still
-            uses.
+            before a step has ended, or that are used again later. "waiting": in blocks that were
+            freed, but that a stream still uses.
         streams: The number of streams that the memory belongs to, of idle ones at least two.
         size_bytes: The bytes of their segments, or of the blocks that wait.
         step: The step in which blocks of most bytes wait; None for idle streams, or without steps.
@@ -69,24 +70,26 @@ def _idle(data: DeviceData, entry: int) -> StreamMemory | None:
         return None
     trace = data.trace
     used = {layout.segments[index].stream for index in np.unique(layout.block_segment).tolist()}
+    is_alloc = trace.action == ALLOC
+    end = next((first for _, first in data.boundaries if first >= entry), len(trace))
     if has_step:
-        is_alloc = trace.action == ALLOC
-        is_alloc[: begins[-2]] = False
-        used |= {*trace.stream[is_alloc].tolist()}
+        used |= {*trace.stream[begins[-2] : end][is_alloc[begins[-2] : end]].tolist()}
     idle = [segment for segment in layout.segments if segment.stream not in used]
     streams = {segment.stream for segment in idle}
     cached = sum(segment.size_bytes for segment in idle)
     reserved = sum(segment.size_bytes for segment in layout.segments)
     if len(streams) < 2 or cached < max(_LEAST_BYTES, _LEAST_PART * reserved):
         return None
-    if not has_step and (
+    # torch hands its streams out in turn: a new one may be one that was used long ago.
+    is_idle = has_step and streams.isdisjoint(trace.stream[end:][is_alloc[end:]].tolist())
+    if not is_idle and (
         len(streams) < _LEAST_STREAMS or _used_at_once(data, streams) > _MOST_AT_ONCE
     ):
         return None
-    of_streams = np.flatnonzero((trace.action == ALLOC) & np.isin(trace.stream, list(streams)))
+    of_streams = np.flatnonzero(is_alloc & np.isin(trace.stream, list(streams)))
     chains = CallChains(data.snapshot.stacks)
     site = _main_site(chains, trace.stack[of_streams], trace.size_bytes[of_streams])
-    return StreamMemory("idle" if has_step else "in turn", len(streams), cached, None, site, None)
+    return StreamMemory("idle" if is_idle else "in turn", len(streams), cached, None, site, None)
 
 
 def _used_at_once(data: DeviceData, streams: set[int]) -> int:

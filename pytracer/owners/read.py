@@ -1,5 +1,8 @@
 """Reads which tensors, workspaces of cuBLAS and graphs of autograd own memory now."""
 
+import contextlib
+import gc
+import os
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -263,6 +266,34 @@ class OwnersNow:
                     for tensor in tensors_in(self._torch, value):
                         named = f"{name} of {kind} group {number}"
                         self._attempt(self._add, tensor, _STATE, _OPTIMIZER, named, root)
+
+
+_pausing = 0
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's collector from running by itself: it would free garbage that a file names."""
+    global _pausing
+    is_enabled = gc.isenabled()
+    gc.disable()
+    _pausing += is_enabled
+    try:
+        yield
+    finally:
+        if is_enabled:
+            _pausing -= 1
+            gc.enable()
+
+
+def _resume_in_child() -> None:
+    global _pausing
+    if _pausing:
+        _pausing = 0
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_resume_in_child)
 
 
 def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | None:

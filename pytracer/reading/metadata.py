@@ -20,7 +20,7 @@ _NOT_OPTIONS = frozenset(
     (
         *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
         *("window", "current_step", "oom", "torch_folders", "source_lines"),
-        *("host_memory", "killed"),
+        *("host_memory", "kept_at_steps", "killed"),
     )
 )
 
@@ -57,6 +57,22 @@ class TensorUse(NamedTuple):
     event: int
     address: int
     role: str
+
+
+class KeptMemory(NamedTuple):
+    """What an object kept at an earlier step.
+
+    Attributes:
+        device: The index of the device.
+        size_bytes: The bytes of the call site, of which the object kept at least half.
+        holder: The object.
+        frames: The file, function and line of the call site and of its callers.
+    """
+
+    device: int
+    size_bytes: int
+    holder: str
+    frames: tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -165,6 +181,7 @@ class FileMetadata:
         settings: The allocators' settings, in the form of their variables.
         killed: None if the process wrote the file itself.
         host_memory: Pairs of a step, and the bytes of host memory that the process had in it.
+        kept_at_steps: What objects kept at an earlier step.
         given: The value of the option `metadata`.
     """
 
@@ -196,6 +213,7 @@ class FileMetadata:
     settings: tuple[str, ...] = ()
     torch_folders: tuple[str, ...] = ()
     host_memory: tuple[tuple[int, int], ...] = ()
+    kept_at_steps: tuple[KeptMemory, ...] = ()
     given: Mapping[Any, Any] = field(default_factory=dict)
 
     @property
@@ -277,6 +295,7 @@ def file_metadata(written: dict[str, Any]) -> FileMetadata:
         backends=tuple(_texts(backends)) if isinstance(backends, list) else None,
         settings=tuple(_texts([*_dict(written.get("settings")).values()])),
         host_memory=tuple(_pairs(written.get("host_memory"), _number)),
+        kept_at_steps=tuple(_kept_memory(written.get("kept_at_steps"))),
         torch_folders=tuple(filter(None, _texts(written.get("torch_folders")))),
         given=_dict(written.get("metadata")),
     )
@@ -301,6 +320,19 @@ def _pairs(written: object, second: Callable[[object], int | None]) -> Iterator[
     for pair in map(_list, _list(written)):
         if len(pair) == 2 and None not in (_count(pair[0]), second(pair[1])):
             yield pair[0], pair[1]
+
+
+def _kept_memory(written: object) -> Iterator[KeptMemory]:
+    for row in map(_list, _list(written)):
+        if len(row) != 4:
+            continue
+        device, size_bytes, holder, path = row
+        is_size = type(size_bytes) is int and 0 < size_bytes < 2**63
+        if _count(device) is None or not is_size or not isinstance(holder, str):
+            continue
+        frames = [tuple(frame) for frame in map(_list, _list(path))]
+        if frames and all([*map(type, frame)] == [str, str, int] for frame in frames):
+            yield KeptMemory(device, size_bytes, holder, tuple(frames))
 
 
 def _tensor_uses(written: object) -> Iterator[TensorUse]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytracer.analysis.advice import command_of
 from pytracer.analysis.requests import FAIL, Recording
 from pytracer.simulator.deviation import Deviation
 from pytracer.text import number, size
+from pytracer.variables import command_of
 
 CHANGE = "change"
 KEEP = "keep"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pytracer.analysis.advice import Trial, with_settings
+from pytracer.analysis.advice import Trial
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import PytracerError
@@ -10,7 +10,7 @@ from pytracer.reading.snapshot import OOM
 from pytracer.simulator.deviation import reference_of
 from pytracer.simulator.rules import is_checked
 from pytracer.simulator.simulate import limits_of, rules_under, simulate_recording
-from pytracer.variables import format_settings, parse_settings
+from pytracer.variables import format_settings, parse_settings, with_settings
 
 TRIED: tuple[dict[str, str], ...] = (
     {"expandable_segments": "True"},

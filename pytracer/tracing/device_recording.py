@@ -8,7 +8,7 @@ from pytracer.backends.hook_attach import HOOKS
 from pytracer.backends.names import ACCELERATORS, HOST
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.log import warn_once
-from pytracer.owners.read import read_owners
+from pytracer.owners.read import collector_paused, read_owners
 from pytracer.owners.registry import REGISTRY
 from pytracer.settings import change
 from pytracer.tracing import process
@@ -178,12 +178,15 @@ class DeviceRecording:
         `patience`: as for `read_owners`.
         """
         session = self.session if session is None else session
-        owners = read_owners(session, patience) if self.session.recording else self._final_owners
-        return session.view(history, phase, owners)
+        with collector_paused():
+            is_present = self.session.recording
+            owners = read_owners(session, patience) if is_present else self._final_owners
+            return session.view(history, phase, owners)
 
     def end_window(self, history: bool, step: int) -> _core.View:
         """Return the view of the window that ends; see `_core.Session.end_window`."""
-        return self.session.end_window(history, step, read_owners(self.session))
+        with collector_paused():
+            return self.session.end_window(history, step, read_owners(self.session))
 
     def memory(self, view: _core.View) -> Sizes:
         """Return how full the devices are, or were when the recording stopped, by index."""

@@ -9,6 +9,7 @@ from pytracer.log import warn_once
 from pytracer.tracing import phases, step_sources
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.host_memory import HostMemory
+from pytracer.tracing.kept_at_steps import KeptAtSteps
 from pytracer.tracing.phase_windows import DiscreteWindows, Occurrence
 from pytracer.tracing.snapshot_writer import Metadata, SnapshotWriter
 from pytracer.tracing.step_windows import Steps, Window
@@ -27,6 +28,7 @@ class StepRecording:
         self.started = False  # also if there is nothing to record yet
         self.steps = Steps()
         self._host = HostMemory()
+        self._kept = KeptAtSteps(recording)
         self._source = step_sources.Source()
         self._discrete: DiscreteWindows | None = None
         self._late_steps: threading.Timer | None = None
@@ -37,6 +39,7 @@ class StepRecording:
             "current_step": self.steps.current,
             "step_from": self._source.name,
             "host_memory": [[step, size_bytes] for step, size_bytes in self._host.samples],
+            "kept_at_steps": self._kept.seen,
             "waiting": not self.steps.are_recorded,
         }
 
@@ -155,7 +158,8 @@ class StepRecording:
                 message = f"step {self.steps.current} is not recorded: {failure!r}"
                 self._writer.fail(message, f"a step: {type(failure)}")
                 return
-        self._writer.keep_in_box(self.described, is_urgent=False)
+        has_looked = self._kept.look(self.steps.current)
+        self._writer.keep_in_box(self.described, is_urgent=has_looked)
         if ended is not None and view is not None:
             self._save_window(ended, before, view)
 

@@ -268,6 +268,16 @@ def streams_of_steps() -> None:
             tracer.step()
 
 
+def streams_in_turn() -> None:
+    """Use one of 12 streams in each step, as torch hands out its 32 to those who make new ones."""
+    streams = [api.Stream(device=device) for _ in range(12)]
+    for step in range(30):
+        with api.stream(streams[step % 12]):
+            make(100)
+        if tracer is not None:
+            tracer.step()
+
+
 def streams_of_calls() -> None:
     """Make a stream for each call, without steps; with REMEDY, three that work at the same time."""
     for _ in range(4):

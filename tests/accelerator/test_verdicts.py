@@ -263,6 +263,14 @@ def test_streams_that_are_not_used_any_more(backend: str, tmp_path: Path, has_re
     assert "Make streams once, and use the same ones in each step." in answer.texts("do")
 
 
+def test_streams_that_are_used_again_much_later(backend: str, tmp_path: Path) -> None:
+    answer = answer_at_end(backend, tmp_path, "streams_in_turn")
+    assert answer.verdict == "CACHED ON 10 IDLE STREAMS"
+    (why,) = answer.texts("why")
+    assert why.startswith("1000 MiB are cached on 10 streams that the program used one after the")
+    assert answer.texts("do")[0] == "Make a stream once, and use it again."
+
+
 @pytest.mark.parametrize("work_at_once", [False, True])
 def test_streams_of_a_program_without_steps(
     backend: str, tmp_path: Path, work_at_once: bool

@@ -13,13 +13,13 @@ from synthetic_snapshots import Program, file_metadata
 
 from pytracer import show
 from pytracer.analysis import explain
-from pytracer.analysis.advice import with_settings
 from pytracer.analysis.allocator_rules import UNIT_BYTES
 from pytracer.analysis.oom_verdict_kinds import FRAGMENTED, LEAK
 from pytracer.reading import load
 from pytracer.recommendation import recommend
 from pytracer.simulator.trials import try_settings
 from pytracer.tracing import oom_answer
+from pytracer.variables import with_settings
 
 MIB = 1 << 20
 

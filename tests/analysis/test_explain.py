@@ -7,7 +7,7 @@ import pytest
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import explain
-from pytracer.analysis.answer import log_lines
+from pytracer.analysis.answer import Answer, Line, log_lines, text_lines
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.oom_verdict_kinds import FREED
 from pytracer.reading import load
@@ -74,6 +74,14 @@ def test_what_was_held_at_the_out_of_memory_before() -> None:
         "the last of 2 such errors in the file; 300 KiB were held at the one before, too"
         in answer_of(second).texts("why")
     )
+
+
+def test_what_to_change_in_the_program_is_not_left_out() -> None:
+    remedies = [Line("do", "look at kept"), Line("do", "export A=1", "x " * 99, is_command=True)]
+    lines = [Line("lines", f"line {i}") for i in range(20)]
+    found = "\n".join(text_lines(Answer("oom", "", "", [*lines, *remedies, *remedies[1:]])))
+    assert "look at kept" in found
+    assert found.count("export A=1") == 1
 
 
 def test_the_lines_of_a_log() -> None:

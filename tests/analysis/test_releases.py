@@ -30,6 +30,18 @@ def replaces_in_a_loop() -> None:
     del kept  # so that this function is told from one that returns
 
 
+def replaces_in_a_ring() -> None:
+    ring: list[torch.Tensor | None] = [None] * 3
+    for step in range(9):
+        ring[step % 3] = makes_one_of_two()
+
+
+def makes_one_of_two() -> torch.Tensor:
+    kept = make(KEPT)
+    make(OTHER)
+    return kept
+
+
 def holders(program: Callable[[], None]) -> tuple[dict[str | None, int], str]:
     """Return who held how much at the peak, and the answer as text."""
     with pytracer.Tracer(device="cpu") as tracer:
@@ -56,3 +68,11 @@ def test_a_line_that_replaced_what_it_had() -> None:
         until(begin + 4),
     }
     assert sum(found.values()) >= 2 * KEPT
+
+
+def test_a_line_that_calls_again_and_again() -> None:
+    found, _ = holders(replaces_in_a_ring)
+    line = replaces_in_a_ring.__code__.co_firstlineno + 3
+    until = f"until replaces_in_a_ring() released it (test_releases.py:{line})"
+    # The first block of the ring is released by the first end that releases anything.
+    assert found[until] >= 2 * KEPT

@@ -215,6 +215,8 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (full(5 * GIB // 4, **GROWS), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
         (full(5 * GIB // 4, **GROWS), {"earlier": earlier(steps=0, growing=16)}, [GROWING]),
         (oom(5 * GIB), {"earlier": earlier(steps=0, growing=16)}, [GROWING]),
+        # Free memory in pieces may be that of smaller inputs.
+        (oom(5 * GIB // 2), {"earlier": earlier(steps=0, growing=16)}, [FRAGMENTED, GROWING]),
         (oom(3 * GIB), {"is_cpu": True, "earlier": earlier()}, [LARGER_INPUT]),
         (oom(5 * GIB), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
         # No usage at all.

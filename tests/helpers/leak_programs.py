@@ -287,6 +287,18 @@ def averaged_models() -> None:
         averages.append(copy.deepcopy(training.model))  # LEAK
 
 
+@leak(3 * 2 * LAYER, "trials[…]")
+def trials_in_a_list() -> None:
+    """the model of each step and its optimizer, which has states, in a list"""
+    trials = []
+    for _ in steps(ends_steps=True):
+        model = nn.Sequential(layer(), layer())  # LEAK
+        trials.append((model, torch.optim.AdamW(model.parameters())))
+        model(new()).mean().backward()
+        trials[-1][1].step()
+        trials[-1][1].zero_grad()
+
+
 @leak(2 * LAYER, "best[…][…] of weights_of_each_step()")
 def weights_of_each_step() -> None:
     """the weights of each step, in a dict by their step"""

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import heapq
 import queue
 import random
 from typing import Any
@@ -34,6 +35,15 @@ def deque_that_fills() -> None:
     for _ in steps():
         training.step()
         memory.append((new(), new(1)))
+
+
+@no_leak
+def list_with_room() -> None:
+    """a list with room for 80 samples, which has 60 at the end"""
+    training, samples = Training(), [None] * 80
+    for step in steps():
+        training.step()
+        samples[step] = new()
 
 
 @no_leak
@@ -238,6 +248,17 @@ def ring_of_samples() -> None:
     for step in steps(100):
         training.step()
         samples[step % 40 : step % 40 + 1] = [new()]
+
+
+@no_leak
+def best_samples() -> None:
+    """a heap of the best ten samples"""
+    training, best, rng = Training(), [], random.Random(2)
+    for step in steps(120):
+        training.step()
+        heapq.heappush(best, (rng.random(), step, new()))
+        if len(best) > 10:
+            heapq.heappop(best)
 
 
 @no_leak

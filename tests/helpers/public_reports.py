@@ -89,6 +89,14 @@ def stream_of_each_step(streams: int = STREAMS) -> Program:
     return program
 
 
+def one_request() -> Program:
+    """Request 514 MiB."""
+    program = Program()
+    program.allocate(514)
+    program.mark()
+    return program
+
+
 @dataclass(frozen=True)
 class Report:
     """A public report.
@@ -118,6 +126,8 @@ REPORTS = [
         "",
         waiting_block,
     ),
+    Report("pytorch#161139", "requests 514 MiB", "roundup_power2_divisions:[>:1]", one_request),
+    Report("", "the same", "roundup_power2_divisions:[>:2]", one_request),
     Report("vllm#52950", "uses 1 GiB on a new stream in each of 64 steps", "", stream_of_each_step),
     Report("", "the same on one stream", "", lambda: stream_of_each_step(streams=1)),
 ]

@@ -52,6 +52,8 @@ def test_the_bound_is_in_the_name(tracer: pytracer.Tracer, tmp_path: Path) -> No
     endless.put(torch.zeros(9))
     nested = {"a": [deque([torch.zeros(9)], maxlen=7)]}
     limited = _Limited([torch.zeros(9)], 3)
+    ring = [torch.zeros(9), *[None] * 79]
+    mixed = [torch.zeros(9), None, torch.zeros(9), None]
 
     @functools.lru_cache(maxsize=8)
     def cached(size: int) -> Any:
@@ -68,9 +70,12 @@ def test_the_bound_is_in_the_name(tracer: pytracer.Tracer, tmp_path: Path) -> No
         f"endless.queue (inside a deque) of {of}",
         f"nested['a'][0] (inside a deque, 1 of at most 7) of {of}",
         f"cached (inside a _lru_cache_wrapper, 1 of at most 8) of {of}",
+        f"ring (inside a list, 1 of at most 80) of {of}",
+        f"mixed[0] of {of}",
+        f"mixed[2] of {of}",
         f"limited (inside a _Limited) of {of}",
     }
-    del memory, free, nested, limited
+    del memory, free, nested, limited, ring, mixed
 
 
 def test_two_containers_of_one_name() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 import re
 import sys
 import threading
@@ -15,7 +16,7 @@ from holder_programs import Trainer
 
 from pytracer import Tracer, _core
 from pytracer.owners import holders, saved_tensors
-from pytracer.owners.read import OwnersNow
+from pytracer.owners.read import OwnersNow, collector_paused
 from pytracer.reading.reader import load
 
 # A collection between two lines of a test would free its garbage.
@@ -131,6 +132,35 @@ def test_a_file_says_who_holds_the_memory(tmp_path: Path) -> None:
             }
             assert of_graphs == {f"losses[{i}] of {here}" for i in (0, 1)}
     assert len(losses) == len(kept)
+
+
+def test_the_collector_frees_no_garbage_of_a_file() -> None:
+    with Tracer(device="cpu") as tracer:
+        threshold = gc.get_threshold()
+        gc.collect()
+        gc.enable()
+        try:
+            _make_garbage()
+            gc.set_threshold(50, 1, 1)  # far more objects are made
+            view = tracer._recording.view()
+            is_enabled_after = gc.isenabled()
+        finally:
+            gc.disable()
+            gc.set_threshold(*threshold)
+        snapshot = load(view.to_bytes({}, {}))
+    assert "a reference cycle of Trainer, which gc.collect() would free" in snapshot.strings
+    assert is_enabled_after
+
+
+def test_a_fork_resumes_the_collector() -> None:
+    gc.enable()
+    with collector_paused():
+        assert not gc.isenabled()
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert gc.isenabled()
 
 
 def test_a_thread_that_may_not_read_graphs_says_who_holds_the_memory() -> None:

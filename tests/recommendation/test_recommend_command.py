@@ -8,9 +8,9 @@ import pytest
 from allocator_workloads import content, phases, pinned_segments, write
 from commands import cells, invoke
 
-from pytracer.analysis.advice import command_of
 from pytracer.errors import PytracerError
 from pytracer.recommendation import recommend
+from pytracer.variables import command_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -36,3 +36,8 @@ def test_memory_of_streams_ends_with_their_number() -> None:
     reserved = simulated(report)["reserved_bytes"] // MIB
     assert reserved[-1] == STREAMS << 10
     assert len(set(reserved.tolist())) == STREAMS
+
+
+def test_one_division_of_powers_of_two_does_not_round() -> None:
+    first, second = (each for each in REPORTS if "roundup" in each.settings)
+    assert [simulated(each)["reserved_bytes"][-1] // MIB for each in (first, second)] == [514, 768]

@@ -9,10 +9,12 @@ import numpy as np
 
 from pytracer.analysis.call_sites import is_programs_frame
 from pytracer.analysis.holder_names import holder_names, main_holder
+from pytracer.analysis.leaks.doubts import LEAST_CYCLES, Doubts
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
     Lives,
     Steadiness,
+    is_level,
     largest_deviation,
     levels,
     longest_life,
@@ -29,12 +31,6 @@ _LEAST_OLDER = 8
 
 _MOST_DIVISIONS = 32
 """How often a group is divided by callers at most, because recursion has any number of them."""
-
-_LEAST_CYCLES = 4
-"""How many times longer than before memory has grown since it was all released, if it leaks."""
-
-_LEAST_PART = 4
-"""Memory must have grown for the quarter of a run: that of a buffer is released sooner or later."""
 
 
 def search(seen: Observation) -> tuple[list[Growth], list[Release]]:
@@ -70,12 +66,17 @@ def _with_states(seen: Observation, of_model: Iterable[Growth]) -> list[Growth]:
     growths = list(of_model)
     if not growths:
         return []
-    # All states of a parameter have its name: "exp_avg of weight".
-    of_parameters = [text.partition(" of ")[2] for text in seen.strings]
+    # All states of a parameter have its name: "exp_avg of weight". A list may have the optimizer
+    # next to the model: "trials[3].optimizer of main()".
+    of_parameters = [_item(text) or text.partition(" of ")[2] for text in seen.strings]
     of_states = _Search(replace(seen, strings=of_parameters))
     of_states.examine_all(seen.is_owned & ~seen.is_of_model)
     for states in of_states.growths:
-        is_same = [growth.kept_by == _of_model(str(states.kept_by)) for growth in growths]
+        name = str(states.kept_by)
+        is_same = [
+            growth.kept_by == _of_model(name) or _item(growth.kept_by or "") == name
+            for growth in growths
+        ]
         if states.verdict == "leak" and any(is_same):
             at = is_same.index(True)
             growths[at] = _joined(growths[at], states)
@@ -99,14 +100,7 @@ class _Search:
         self.seen = seen
         self.growths: list[Growth] = []
         self.releases: list[Release] = []
-        lives = seen.lives
-        # What a program holds all the time, such as its model.
-        self._is_background = (lives.death == seen.slots) & (lives.birth <= seen.slots // 3)
-        self._is_background &= ~seen.is_workspace
-        self._background = int(lives.size_bytes[self._is_background].sum())
-        self._background_freed = int(
-            lives.size_bytes[self._is_background & lives.is_freed_later].sum()
-        )
+        self.doubts = Doubts(seen)
 
     def examine_all(self, chosen: Column) -> None:
         """Examine the chosen blocks by their call sites."""
@@ -217,9 +211,13 @@ class _Search:
             steady = Steadiness("")
         if steady.reason and not steady.is_open:
             return self._release(group, steady.reason) if len(growths) > 2 else None
-        reason = self.seen.doubt or steady.reason or self._may_be_cleared(group, longest)
-        reason = reason or self._older_released(overdue, longest, self._may_be_released(overdue))
-        reason = reason or self._freed_at_end(overdue)
+        if is_level(group, int(growths[0]), slots):
+            return self._release(group, "as much of it was released as was kept")
+        reason = self.seen.doubt or steady.reason or self.doubts.may_be_cleared(group, longest)
+        reason = reason or self.doubts.older_released(
+            overdue, longest, self._released_alike(overdue)
+        )
+        reason = reason or self.doubts.freed_at_end(overdue)
         level = np.cumsum(np.bincount(overdue.birth, overdue.size_bytes, slots))[growths]
         held = group.of(group.death == slots) if is_older else alive.of(alive.birth >= growths[0])
         return self._growth("kept", reason, growths, level, held, overdue, is_older)
@@ -239,16 +237,16 @@ class _Search:
         if largest_deviation(level[growths[0] :]) > grown * max(0.15, 1.5 / len(growths)):
             return None
         born = group.of(group.birth >= 0)
-        reason = self.seen.doubt or self._volume_grows(born)
-        if grown < _LEAST_CYCLES * most_fall:
+        reason = self.seen.doubt or self.doubts.volume_grows(born)
+        if grown < LEAST_CYCLES * most_fall:
             reason = reason or (
                 f"it fell by {size(most_fall)} once, and has grown by only {size(grown)} since then"
             )
-        reason = reason or self._older_released(born, 0, len(growths))
+        reason = reason or self.doubts.older_released(born, 0, len(growths))
         alive = group.of(group.death == slots)
         followed_by = self._successors(alive)
         if not len(followed_by):
-            reason = reason or self._freed_at_end(alive)
+            reason = reason or self.doubts.freed_at_end(alive)
         # Blocks of several steps were added rather than replaced.
         kind: Literal["kept", "replaced"] = (
             "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
@@ -300,14 +298,18 @@ class _Search:
         position = self.seen.position[growths]
         line = theil_sen(position, level.astype(np.float64))
         held_bytes = int(held.size_bytes.sum())
-        reason = reason or self._grew_shortly(held_bytes, line.slope)
+        reason = reason or self.doubts.grew_shortly(held_bytes, line.slope)
         phases = np.unique(suspects.phase)
+        frames = self._shared_frames(suspects)
+        kept_by, kept_bytes = main_holder(self.seen.strings, held.holder, held.size_bytes), None
+        if kept_by is None:
+            kept_by, kept_bytes = self.seen.keeper_before(frames)
         count = len(growths) if kind == "replaced" else len(np.unique(held.birth[held.birth >= 0]))
         return Growth(
             verdict="unknown" if reason else "leak",
             reason=reason,
             kind=kind,
-            frames=self._shared_frames(suspects),
+            frames=frames,
             phase=self.seen.strings[int(phases[0])] if len(phases) == 1 else None,
             bytes_per_step=line.slope,
             least_bytes_per_step=line.least,
@@ -318,16 +320,9 @@ class _Search:
             is_older=is_older,
             held_bytes=held_bytes,
             blocks=len(held),
-            kept_by=main_holder(self.seen.strings, held.holder, held.size_bytes),
+            kept_by=kept_by,
+            kept_bytes=kept_bytes,
         )
-
-    def _grew_shortly(self, held_bytes: int, bytes_per_step: float) -> str:
-        """Return a doubt if memory has grown for a small part of the run, as a buffer may."""
-        total = float(self.seen.position[-1])
-        grew = held_bytes / max(bytes_per_step, 1.0)
-        if not self.seen.has_steps or grew >= total / _LEAST_PART:
-            return ""
-        return f"it has grown for only about {round(grew):,} of {round(total):,} steps"
 
     def _release(self, group: Lives, reason: str) -> Release:
         most = int(levels(group, self.seen.slots).max())
@@ -340,75 +335,25 @@ class _Search:
         is_enough = growths >= 3 and growths + older >= _LEAST_OLDER
         return self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough
 
-    def _may_be_released(self, suspects: Lives) -> int:
-        """Return how many blocks would have been released for them, in slots with all events."""
-        return int(np.count_nonzero(suspects.birth >= self.seen.events_from))
+    def _released_alike(self, suspects: Lives) -> int:
+        """Return how many blocks a bounded container would have released for them.
 
-    def _older_released(self, suspects: Lives, longest: int, count: int) -> str:
-        """Return a doubt if older blocks that may be of the same group were released late."""
-        size = suspects.size_bytes
-        is_alike = (self.seen.older_bytes >= size.min()) & (self.seen.older_bytes <= size.max())
-        is_late = self.seen.older_death > max(longest, 1)
-        released = int(np.count_nonzero(is_alike & is_late))
-        if released < 0.25 * count:
-            return ""
-        if count == 0:
-            return "the steps with all events have no such block"
-        return (
-            f"{released} blocks of such sizes, older than the file, were released, and the file "
-            "does not say which line allocated them"
-        )
-
-    def _may_be_cleared(self, group: Lives, longest: int) -> str:
-        """Return a doubt if all blocks were released once, and have grown little longer since.
-
-        Nobody knows how long the next epoch or text is.
+        Those of slots are counted of which all releases are known.
         """
-        born = group.of(group.birth >= 0)
-        order = np.argsort(born.birth, kind="stable")
-        birth, last = born.birth[order], np.maximum.accumulate(born.death[order])
-        # Before these blocks were born, all older ones had been released.
-        is_first = last[:-1] <= birth[1:]
-        if not is_first.any():
-            return ""
-        since = self.seen.slots - int(birth[1:][is_first][-1])
-        if since >= _LEAST_CYCLES * longest:
-            return ""
-        return (
-            f"all of it was released once, after {longest} steps, and since then it has grown for "
-            f"only {since}"
-        )
-
-    def _freed_at_end(self, suspects: Lives) -> str:
-        """Return a doubt if the blocks were released after the last step, but the others not."""
-        total = int(suspects.size_bytes.sum())
-        if int(suspects.size_bytes[suspects.is_freed_later].sum()) < 0.5 * total:
-            return ""
-        is_old = suspects.birth <= self.seen.slots // 3
-        others = self._background - int(suspects.size_bytes[is_old].sum())
-        freed = self._background_freed - int(
-            suspects.size_bytes[is_old & suspects.is_freed_later].sum()
-        )
-        if others > 0 and freed >= 0.5 * others:
-            return ""  # the end of the program released everything
-        return "it was released after the last step, as a buffer of these steps would be"
-
-    def _volume_grows(self, group: Lives) -> str:
-        """Return a doubt if the other allocations grow as well, as with growing batches."""
-        if self.seen.volume_bytes is None:
-            return "the sizes of the program's other allocations are unknown"
-        own = np.bincount(group.birth, group.size_bytes, self.seen.slots)
-        others = (self.seen.volume_bytes - own)[1:]
-        line = theil_sen(np.arange(float(len(others))), others)
-        if line.least > 0 and line.slope * len(others) > 0.05 * np.median(others):
-            return "the program's other allocations grow as well, as with growing batches"
-        return ""
+        return int(np.count_nonzero(suspects.birth >= self.seen.events_from))
 
 
 def _common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
     """Return the frames with which all paths begin."""
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return tuple(level[0] for level in levels)
+
+
+def _item(holder: str) -> str:
+    """Return the item of a variable that has what an object keeps; "" if it is in none."""
+    path, _, root = holder.partition(" of ")
+    variable, is_item, rest = path.partition("[")
+    return f"{variable}[{rest.partition(']')[0]}] of {root}" if is_item and root else ""
 
 
 def _of_model(names: str) -> str:

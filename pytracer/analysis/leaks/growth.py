@@ -140,6 +140,17 @@ def levels(lives: Lives, slots: int, *, requested: bool = False) -> Column:
     return totals(begin, end, count_bytes, slots)
 
 
+def is_level(lives: Lives, first: int, slots: int) -> bool:
+    """Return whether blocks do not take more memory from a quarter of the slots after `first` on.
+
+    A heap of the best samples keeps some for ever, and releases another one for each.
+    """
+    level = levels(lives, slots)[first:]
+    quarter = len(level) // 4
+    early, late = level[quarter : 2 * quarter], level[len(level) - quarter :]
+    return quarter > 1 and all(of(late) <= of(early) for of in (np.min, np.median, np.max))
+
+
 def largest_deviation(level: Column) -> float:
     """Return the largest distance of a level from the straight line that fits it."""
     x, y = np.arange(float(len(level))), level.astype(np.float64)

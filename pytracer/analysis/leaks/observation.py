@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pytracer.analysis.call_sites import is_programs_frame
+from pytracer.analysis.holder_names import holder_names, main_holder
 from pytracer.analysis.leaks.growth import Lives
 from pytracer.analysis.program_files import ProgramFiles
+from pytracer.reading.metadata import KeptMemory
 from pytracer.reading.snapshot import Column, Frame
 
 
@@ -36,6 +39,7 @@ class Observation:
         later_is_of_model: bool, whether each of them is a parameter or a buffer.
         older_death, older_bytes: int64, the slot of the release and the size of each block that is
             older than the first slot, whose stack is unknown.
+        kept_before: What objects kept at an earlier step.
         strings: The texts by the numbers of `Lives.phase` and `Lives.holder`.
     """
 
@@ -57,4 +61,26 @@ class Observation:
     later_is_of_model: Column = field(default_factory=lambda: np.zeros(0, bool))
     older_death: Column = field(default_factory=lambda: np.zeros(0, np.int64))
     older_bytes: Column = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept_before: Sequence[KeptMemory] = ()
     strings: Sequence[str] = ("",)
+
+    def keeper_before(self, frames: Sequence[Frame]) -> tuple[str | None, int | None]:
+        """Return what kept most memory of a call site at an earlier step, and the bytes of it.
+
+        Args:
+            frames: The call site and its callers in the program, as of `Growth`.
+        """
+        rows = []
+        for row in self.kept_before:
+            site, *callers = (Frame(*frame) for frame in row.frames)
+            path = [site, *(each for each in callers if is_programs_frame(each, self.files))]
+            shared = min(len(path), len(frames))
+            if frames and path[:shared] == [*frames[:shared]]:
+                rows.append(row)
+        texts = [row.holder for row in rows]
+        sizes = np.array([row.size_bytes for row in rows], np.int64)
+        name = main_holder(texts, np.arange(len(rows)), sizes)
+        names, group = holder_names(texts, np.arange(len(rows)))
+        if name is None:
+            return None, None
+        return name, int(sizes[group == names.index(name)].sum())

@@ -303,5 +303,8 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         later_is_of_model=is_of_model[~is_seen],
         older_death=death[is_lost],
         older_bytes=blocks.size_bytes[is_lost],
+        kept_before=[
+            each for each in data.snapshot.metadata.kept_at_steps if each.device == data.device
+        ],
         strings=data.snapshot.strings,
     )

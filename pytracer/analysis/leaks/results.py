@@ -55,6 +55,7 @@ class Growth:
         blocks: The number of these blocks.
         kept_by: The Python object that keeps at least half of these bytes, as the `holder` of
             `Group`, or `OF_MODEL`; None if there is none, or if it is unknown.
+        kept_bytes: What it kept at an earlier step, if only that is known; else None.
     """
 
     verdict: Verdict
@@ -72,6 +73,7 @@ class Growth:
     held_bytes: int
     blocks: int
     kept_by: str | None
+    kept_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def bytes_when_full(growth: Growth) -> int:
     """Return what a growth will hold when the container that keeps it is full; without a bound,
     what it holds now."""
     items, most = bound_of(growth.kept_by) or (1, 1)
-    return growth.held_bytes * most // items
+    return (growth.kept_bytes or growth.held_bytes) * most // items
 
 
 def in_order(growths: Iterable[Growth]) -> list[Growth]:
@@ -271,7 +273,9 @@ def remedy(growths: Sequence[Growth]) -> str:
     if bound_of(holder):
         full = sum(map(bytes_when_full, growths))
         return f"let {holder} keep fewer items: they take {size(full)} when it is full"
-    is_graph = len({growth.frames[0] for growth in growths if growth.frames}) > 1
+    # All that a graph keeps has the holder of the graph.
+    lines = {growth.frames[0] for growth in growths if growth.frames}
+    is_graph = len(lines) > 1 and len({growth.kept_by for growth in growths}) == 1
     return look_at(holder, "the memory", is_graph=is_graph)
 
 

@@ -1,0 +1,96 @@
+"""Why memory that grew may be no leak: each doubt is a reason, or "" if there is none."""
+
+import numpy as np
+
+from pytracer.analysis.leaks.growth import Lives, theil_sen
+from pytracer.analysis.leaks.observation import Observation
+
+LEAST_CYCLES = 4
+"""How many times longer than before memory has grown since it was all released, if it leaks."""
+
+_LEAST_PART = 4
+"""Memory must have grown for the quarter of a run: that of a buffer is released sooner or later."""
+
+
+class Doubts:
+    """The doubts about the growths on one device."""
+
+    def __init__(self, seen: Observation) -> None:
+        """Find what the program holds all the time."""
+        self._seen = seen
+        lives = seen.lives
+        # What a program holds all the time, such as its model.
+        self._is_background = (lives.death == seen.slots) & (lives.birth <= seen.slots // 3)
+        self._is_background &= ~seen.is_workspace
+        self._background = int(lives.size_bytes[self._is_background].sum())
+        self._background_freed = int(
+            lives.size_bytes[self._is_background & lives.is_freed_later].sum()
+        )
+
+    def grew_shortly(self, held_bytes: int, bytes_per_step: float) -> str:
+        """Return a doubt if memory has grown for a small part of the run, as a buffer may."""
+        total = float(self._seen.position[-1])
+        grew = held_bytes / max(bytes_per_step, 1.0)
+        if not self._seen.has_steps or grew >= total / _LEAST_PART:
+            return ""
+        return f"it has grown for only about {round(grew):,} of {round(total):,} steps"
+
+    def older_released(self, suspects: Lives, longest: int, count: int) -> str:
+        """Return a doubt if older blocks that may be of the same group were released late."""
+        size = suspects.size_bytes
+        is_alike = (self._seen.older_bytes >= size.min()) & (self._seen.older_bytes <= size.max())
+        is_late = self._seen.older_death > max(longest, 1)
+        released = int(np.count_nonzero(is_alike & is_late))
+        if released < 0.25 * count:
+            return ""
+        if count == 0:
+            return "the steps with all events have no such block"
+        return (
+            f"{released} blocks of such sizes, older than the file, were released, and the file "
+            "does not say which line allocated them"
+        )
+
+    def may_be_cleared(self, group: Lives, longest: int) -> str:
+        """Return a doubt if all blocks were released once, and have grown little longer since.
+
+        Nobody knows how long the next epoch or text is.
+        """
+        born = group.of(group.birth >= 0)
+        order = np.argsort(born.birth, kind="stable")
+        birth, last = born.birth[order], np.maximum.accumulate(born.death[order])
+        # Before these blocks were born, all older ones had been released.
+        is_first = last[:-1] <= birth[1:]
+        if not is_first.any():
+            return ""
+        since = self._seen.slots - int(birth[1:][is_first][-1])
+        if since >= LEAST_CYCLES * longest:
+            return ""
+        return (
+            f"all of it was released once, after {longest} steps, and since then it has grown for "
+            f"only {since}"
+        )
+
+    def freed_at_end(self, suspects: Lives) -> str:
+        """Return a doubt if the blocks were released after the last step, but the others not."""
+        total = int(suspects.size_bytes.sum())
+        if int(suspects.size_bytes[suspects.is_freed_later].sum()) < 0.5 * total:
+            return ""
+        is_old = suspects.birth <= self._seen.slots // 3
+        others = self._background - int(suspects.size_bytes[is_old].sum())
+        freed = self._background_freed - int(
+            suspects.size_bytes[is_old & suspects.is_freed_later].sum()
+        )
+        if others > 0 and freed >= 0.5 * others:
+            return ""  # the end of the program released everything
+        return "it was released after the last step, as a buffer of these steps would be"
+
+    def volume_grows(self, group: Lives) -> str:
+        """Return a doubt if the other allocations grow as well, as with growing batches."""
+        if self._seen.volume_bytes is None:
+            return "the sizes of the program's other allocations are unknown"
+        own = np.bincount(group.birth, group.size_bytes, self._seen.slots)
+        others = (self._seen.volume_bytes - own)[1:]
+        line = theil_sen(np.arange(float(len(others))), others)
+        if line.least > 0 and line.slope * len(others) > 0.05 * np.median(others):
+            return "the program's other allocations grow as well, as with growing batches"
+        return ""

@@ -1,0 +1,69 @@
+"""Which objects keep the memory of which lines, as seen at a few steps.
+
+A file that is written when the program's functions have returned could not tell what kept the
+memory that they had.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from pytracer.log import warn_once
+from pytracer.tracing.device_recording import DeviceRecording
+
+_FIRST = 16
+_MOST_LINES, _MOST_FRAMES = 32, 16
+_LEAST_BLOCKS = 2  # so many more than at half as many steps
+
+
+class KeptAtSteps:
+    """What kept memory at the last of steps 16, 32, 64, ... at which there were more blocks.
+
+    Attributes:
+        seen: What a file has about it (docs/reference/snapshot-format.md); [] if nothing was seen.
+    """
+
+    def __init__(self, recording: DeviceRecording) -> None:
+        """Have seen nothing yet."""
+        self.seen: list[list[Any]] = []
+        self._recording = recording
+        self._blocks = 0
+
+    def look(self, step: int) -> bool:
+        """Look, if memory may leak; return whether it was. Never raises."""
+        if 2 * step < _FIRST or step & (step - 1):
+            return False
+        try:
+            devices = self._recording.session.stats()["devices"]
+            blocks = sum(device["live_blocks"] for device in devices)
+            is_more, self._blocks = blocks >= self._blocks + _LEAST_BLOCKS, blocks
+            if not is_more or step < _FIRST:
+                return False
+            self.seen = _kept(self._recording)
+        except Exception as error:
+            warn_once(f"objects that keep memory have no names: {error!r}", f"kept: {type(error)}")
+        return True
+
+
+def _kept(recording: DeviceRecording) -> list[list[Any]]:
+    """Return devices, bytes and frames of the largest call sites, and what keeps them."""
+    from pytracer.analysis.call_sites import call_sites
+    from pytracer.analysis.holder_names import file_holders, main_holder, tells_where
+    from pytracer.analysis.leaks.one_file import stack_frames
+    from pytracer.reading.reader import load
+
+    snapshot = load(recording.view(history=False).to_bytes({}, {}))
+    found: list[list[Any]] = []
+    blocks = snapshot.blocks
+    frames = stack_frames(snapshot, call_sites(snapshot.stacks))
+    for device in snapshot.metadata.devices:
+        rows = snapshot.blocks_in_use(device)
+        holder = file_holders(snapshot, rows)
+        for number in np.unique(blocks.stack[rows[holder > 0]]).tolist():
+            of_stack = blocks.stack[rows] == number
+            size_bytes = blocks.size_bytes[rows[of_stack]]
+            name = main_holder(snapshot.strings, holder[of_stack], size_bytes)
+            path = [list(frame) for frame in frames(number)[:_MOST_FRAMES]]
+            if tells_where(name) and path:
+                found.append([device, int(size_bytes.sum()), name, path])
+    return sorted(found, key=lambda row: row[1], reverse=True)[:_MOST_LINES]

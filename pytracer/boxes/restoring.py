@@ -39,15 +39,15 @@ def restore(folder: Path, within_s: float | None = None) -> Iterator[str]:
     end = time.monotonic() + (math.inf if within_s is None else within_s)
     for box in left_in(folder, also_below=within_s is None):
         with places.claimed(box) as is_mine:
-            patience_s = min(PATIENCE_S, end - time.monotonic())
-            if not is_mine or patience_s <= 0:
-                continue
-            try:
-                result = _snapshot(box, "killed", when, patience_s)
-            except PytracerError as error:
-                yield str(error)
-                continue
-            places.remove(box)
+            pass  # the program claims it, which goes on if this process is killed
+        patience_s = min(PATIENCE_S, end - time.monotonic())
+        if not is_mine or patience_s <= 0:
+            continue
+        try:
+            result = _snapshot(box, "killed", when, patience_s)
+        except PytracerError as error:
+            yield str(error)
+            continue
         if result["path"] is not None:
             how = "ended without writing"
             if result["is_by_oom_killer"]:

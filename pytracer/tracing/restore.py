@@ -1,9 +1,9 @@
 """The program that writes a snapshot from a box: `pytracer.boxes.restoring` runs it.
 
 `python -m pytracer.tracing.restore BOX EVENT WHEN` prints a JSON object as its last line: `path` of
-the snapshot, or null if the process had used no device or had written all; `who`, as in "rank 3
-(process 7 of host) in step 12"; and `is_by_oom_killer`. The event is "killed", or "demand" of a
-live process.
+the snapshot, or null if the process had used no device or had written all, or if somebody else
+reads the box; `who`, as in "rank 3 (process 7 of host) in step 12"; and `is_by_oom_killer`. The
+event is "killed", and the box is removed then; or "demand" of a live process.
 """
 
 import contextlib
@@ -24,17 +24,27 @@ from pytracer.tracing.source_lines import source_lines
 MISSING = ["owners", "statistics", "settings", "phases"]
 """What only the living process could have said."""
 
+_NOTHING = {"path": None, "who": "", "is_by_oom_killer": False}
+
 
 def main() -> None:
     """Write the snapshot; see the module."""
     box, event, when = sys.argv[1:]
-    print(json.dumps(restored(Path(box), event, when)))
+    path = Path(box)
+    if event != "killed":
+        print(json.dumps(restored(path, event, when)))
+        return
+    with places.claimed(path) as is_mine:
+        result = restored(path, event, when) if is_mine else _NOTHING
+        if is_mine:
+            places.remove(path)
+    print(json.dumps(result))
 
 
 def restored(path: Path, event: str, when: str) -> dict[str, Any]:
     """Write the snapshot of a box, and return what the program prints."""
     with opened(path) as (box, described):
-        result = {"path": None, "who": "", "is_by_oom_killer": False}
+        result = dict(_NOTHING)
         if not described:
             return result
         (depth, context, forward), about = described["recording"], described["metadata"]

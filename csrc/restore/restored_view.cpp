@@ -65,15 +65,17 @@ std::vector<LiveBlock> live_blocks(const BoxReader& box, BoxKind kind, int devic
   return blocks;
 }
 
-// The latest events of a ring without a gap, and the sequence of the first.
-std::pair<uint64_t, std::vector<Event>> latest_events(const BoxReader& box, const BoxReader::Array& array) {
-  const uint64_t head = array.count, capacity = std::max(array.number, 1u);
+// The latest events of a ring without a gap, up to `head`, and the sequence of the first.
+std::pair<uint64_t, std::vector<Event>> latest_events(const BoxReader& box, const BoxReader::Array& array,
+                                                      uint64_t head) {
+  const uint64_t capacity = std::max<uint64_t>(array.number, 1);
   const std::vector<Event> events = box.items<Event>(&array, 0, capacity);
   // The event that follows may be half written in the place of the oldest one.
   const uint64_t last = std::max(box.count_now(array), head);  // what came while the events were read
   uint64_t first = std::max(array.first, last >= capacity ? last - capacity + 1 : 0);
   first = std::min(first, head);
   std::vector<Event> held;
+  if (head - first > events.size()) first = head - events.size();  // the others are not in the file
   for (uint64_t sequence = first; sequence < head; ++sequence) {
     const uint64_t place = sequence % capacity;
     const Event event = place < events.size() ? events[place] : Event{};
@@ -128,7 +130,8 @@ class Restored {
     std::set<int> devices;
     for (const BoxReader::Array& array : box_.arrays()) {
       const bool is_device = array.device >= PYTRACER_CPU_DEVICE && array.device <= PYTRACER_HOST_DEVICE;
-      if (array.kind == BoxKind::ring && is_device) devices.insert(array.device);
+      const bool is_ring = array.kind == BoxKind::ring && &array == box_.newest(BoxKind::ring, array.device);
+      if (is_ring && is_device) devices.insert(array.device);
     }
     for (const int device : devices) {
       DeviceView view = restored_device(device);
@@ -140,7 +143,7 @@ class Restored {
 
   DeviceView restored_device(int device) {
     DeviceView view{device, 0, 0, {}, device >= 0 && device != PYTRACER_HOST_DEVICE ? accelerator_clock_ : view_.clock,
-                    {}, {}};
+                    {}, {}, {}};
     DeviceLog::Capture& capture = view.capture;
     auto names = std::make_shared<DeviceNames>();
     pools_ = names->restore(box_.names(BoxKind::pools, device), box_.names(BoxKind::labels, device),
@@ -156,7 +159,7 @@ class Restored {
 
   void restore_ring(DeviceView& view) {
     const BoxReader::Array* const array = box_.newest(BoxKind::ring, view.device);
-    auto [first, held] = latest_events(box_, *array);
+    auto [first, held] = latest_events(box_, *array, array->count);
     for (Event& event : held) {
       event.stack = known(event.stack);
       event.alloc_stack = known(event.alloc_stack);
@@ -251,9 +254,18 @@ std::vector<DeviceNow> devices_now(const BoxReader& box) {
   };
   for (const BoxReader::Array& array : box.arrays()) {
     if (array.kind != BoxKind::ring || &array != box.newest(BoxKind::ring, array.device)) continue;
-    const uint64_t allocated = bytes(BoxKind::blocks, array.device);
-    devices.push_back({array.device, array.count - std::min(array.count, array.first), allocated,
-                       bytes(BoxKind::segments, array.device), peak(latest_events(box, array).second, allocated)});
+    // Blocks and events have to be of one instant; of a busy process, they are not quite.
+    constexpr int kTries = 8;
+    uint64_t allocated = 0, head = box.count_now(array);
+    for (int tries = 0; tries < kTries; ++tries) {
+      const uint64_t before = head;
+      allocated = bytes(BoxKind::blocks, array.device);
+      head = box.count_now(array);
+      if (head == before) break;
+    }
+    devices.push_back({array.device, head - std::min(head, array.first), allocated,
+                       bytes(BoxKind::segments, array.device),
+                       peak(latest_events(box, array, head).second, allocated)});
   }
   return devices;
 }

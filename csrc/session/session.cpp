@@ -77,6 +77,7 @@ void Session::set_mode(Mode mode, bool paused, bool keeps_events) {
     steps.push_back({step_, ticks, {}});
     for (const Cursor& cursor : cursors) steps.back().begins.push_back(cursor.begin);
     births_.clear();
+    birth_stride_ = 1;
     registry_.note_step(*this, step_, ticks, steps.back().begins, add_birth());
   } else {
     steps.push_back(steps_.back());
@@ -106,11 +107,13 @@ void Session::begin_step(uint32_t number, bool replaces) {
   step_ = number;
   if (mode_ == Mode::off) return;
   if (replaces) {
+    // Of this window; of a long recording, not each step has one.
+    const size_t replaced = birth_stride_ == 1 ? std::min(steps_.size(), births_.size()) - 1 : 0;
     steps_.erase(steps_.begin() + 1, steps_.end());
     steps_.front().number = number;
-    births_.erase(births_.begin() + 1, births_.end());
-    births_.front().number = number;
-    registry_.note_step(*this, number, steps_.front().ticks, steps_.front().begins, births_.front().epochs, true);
+    births_.resize(births_.size() - replaced);
+    births_.back().number = number;
+    registry_.note_step(*this, number, steps_.front().ticks, steps_.front().begins, births_.back().epochs, true);
     return;
   }
   const int64_t ticks = now_ticks();
@@ -126,14 +129,19 @@ void Session::add_step(int64_t ticks, std::vector<uint64_t> begins) {
   while (steps_.size() > most) steps_.pop_front();
 }
 
-const std::vector<uint32_t>& Session::add_birth() {
+std::vector<uint32_t> Session::add_birth() {
+  std::vector<uint32_t> epochs;
+  for (const Cursor& cursor : cursors_) epochs.push_back(cursor.log->mark().epoch);
   if (births_.size() >= kMaxBirths) {  // every second one goes
     for (size_t i = 1; i < births_.size() / 2; ++i) births_[i] = std::move(births_[2 * i]);
     births_.resize(births_.size() / 2);
+    birth_stride_ *= 2;
   }
-  births_.push_back({step_, {}});
-  for (const Cursor& cursor : cursors_) births_.back().epochs.push_back(cursor.log->mark().epoch);
-  return births_.back().epochs;
+  if (births_.empty() || ++since_birth_ >= birth_stride_) {
+    births_.push_back({step_, epochs});
+    since_birth_ = 0;
+  }
+  return epochs;
 }
 
 void Session::keep_last_step() {
@@ -212,7 +220,7 @@ DeviceView Session::device_view(size_t index, DeviceLog::Capture capture) const 
   if (cursor.has_events()) capture.end = std::min(capture.end, cursor.end);
   const uint64_t end = capture.end;
   const uint64_t begin = cursor.has_events() ? cursor.begin : end;
-  DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}, {}};
+  DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}, {}, {}};
   const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
   view.first = std::min(end, std::max({view.begin, allowed, view.capture.ring->oldest()}));
   view.capture.counts.subtract(cursor.before);

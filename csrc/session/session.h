@@ -134,7 +134,7 @@ class Session {
     std::vector<uint32_t> epochs;  // the least ones of blocks that it allocated, by device
   };
   void add_step(int64_t ticks, std::vector<uint64_t> begins);
-  const std::vector<uint32_t>& add_birth();  // of blocks of the current step; returns its epochs
+  std::vector<uint32_t> add_birth();  // of blocks of the current step; returns its epochs
   void keep_last_step();
   View snapshot_view();
   // Where the session's record of a device ends.
@@ -154,6 +154,7 @@ class Session {
   std::vector<Cursor> cursors_;
   std::deque<Step> steps_;
   std::vector<Birth> births_;
+  uint32_t birth_stride_ = 1, since_birth_ = 0;  // one of so many steps is kept; steps since the last
   uint32_t step_ = 0;
   int64_t begun_, ended_ = 0;  // the window; ticks
   std::vector<DeviceLog::Capture> final_captures_;  // once stopped, as the next; without rings

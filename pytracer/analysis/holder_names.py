@@ -58,9 +58,11 @@ def tells_where(holder: str | None) -> TypeGuard[str]:
 
 def bound_of(holder: str | None) -> tuple[int, int] | None:
     """Return how many items the container has that keeps memory, and at most has; None: no bound
-    is known."""
+    is known, or there are several containers, whose number has none."""
     found = None if holder is None else _BOUNDED.search(holder)
-    return None if found is None else (int(found[1]), int(found[2]))
+    if holder is None or found is None or "[…]" in holder[: found.start()]:
+        return None
+    return int(found[1]), int(found[2])
 
 
 def is_variable(holder: str) -> bool:

@@ -21,9 +21,10 @@ from pathlib import Path
 from pytracer.backends.trusted_folders import open_trusted
 
 FOLDER = ".pytracer_boxes"
+UNREADABLE = ".unreadable"  # the suffix of a box that is damaged, or of another version
 MOST_LEFT = 64  # boxes of processes that are gone, in one folder; the oldest ones are removed
 
-_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\w+)-\d+\.box")
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\w+)-\d+\.(?:box|unreadable)")
 # File systems of this machine that keep the space that was taken for a file. btrfs and ZFS write to
 # other places each time, for which there may be no space.
 _LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "tmpfs", "overlay"))
@@ -84,13 +85,23 @@ def remove(path: Path) -> None:
             folder.rmdir()
 
 
-def left(folder: Path) -> list[Path]:
-    """Return the boxes in a folder whose processes are gone, the oldest first; only this user's."""
+def set_aside(path: Path) -> None:
+    """Rename a box that cannot be read, so that nobody tries again. Never raises."""
+    with contextlib.suppress(OSError):
+        path.rename(path.with_suffix(UNREADABLE))
+
+
+def left(folder: Path, suffix: str = ".box") -> list[Path]:
+    """Return the boxes in a folder whose processes are gone, the oldest first; only this user's.
+
+    Of other containers' processes, only the lock on the box tells whether they are (`claimed`).
+    """
     found = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             info = entry.stat(follow_symlinks=False)
             is_file = entry.is_file(follow_symlinks=False) and info.st_uid == os.geteuid()
+            is_file = is_file and entry.name.endswith(suffix)
             if is_file and (name := _NAME.fullmatch(entry.name)) and _is_gone(*name.groups()):
                 found.append((info.st_mtime_ns, Path(entry.path)))
     return [path for _, path in sorted(found)]

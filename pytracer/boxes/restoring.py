@@ -87,11 +87,15 @@ def left_by_output(output: Path) -> dict[str, int]:
 
     Those next to `output` are counted, and those in this user's folders on disks of this machine.
     """
+    found: Counter[str] = Counter()
     next_to_output, *private = places.folders(output)
-    found = Counter({str(output): len(places.left(next_to_output))})
-    for folder in private:
-        found.update(str(output_of(box) or folder) for box in places.left(folder))
-    return dict(+found)
+    for folder in (next_to_output, *private):
+        for box in places.left(folder):
+            with places.claimed(box) as is_gone:
+                of_run = output if folder == next_to_output else output_of(box)
+            if is_gone and of_run is not None:
+                found[os.path.realpath(of_run)] += 1
+    return dict(found)
 
 
 def snapshot_of_live(box: Path) -> Path | None:
@@ -123,8 +127,8 @@ def _now() -> str:
 
 def remove_surplus(folder: Path) -> None:
     """Remove the oldest boxes of processes that are gone, beyond `MOST_LEFT`. Never raises."""
-    with contextlib.suppress(OSError):
-        for box in places.left(folder)[: -places.MOST_LEFT]:
+    for suffix in (".box", places.UNREADABLE):
+        for box in places.left(folder, suffix)[: -places.MOST_LEFT]:
             with places.claimed(box) as is_mine:
                 if is_mine:
                     places.remove(box)

@@ -16,23 +16,23 @@ TOP = 10
 """How many rows of a table are shown by default."""
 
 
-def source(text: str) -> str:
-    """Return an argument that names recordings, a file, a directory or a URL.
+class _Source(click.Path):
+    """An argument that names recordings: a file, a directory or a URL.
 
     What killed processes have left in a directory becomes snapshots first, which a line says.
     """
-    if os.path.isdir(text):
-        from pytracer.boxes.restoring import restore  # a single file needs no process
 
-        for line in restore(Path(text)):
-            click.echo(f"pytracer: {line}", err=True)
-    return text
+    def convert(self, value: Any, parameter: Any, context: click.Context | None) -> Any:
+        is_completion = context is not None and context.resilient_parsing
+        if not is_completion and os.path.isdir(value):
+            from pytracer.boxes.restoring import restore  # a single file needs no process
+
+            for line in restore(Path(value)):
+                click.echo(f"pytracer: {line}", err=True)
+        return super().convert(value, parameter, context)
 
 
-def source_path(text: str) -> Path:
-    """Return the path of such an argument."""
-    return Path(source(text))
-
+source, source_path = _Source(path_type=str), _Source(path_type=Path)
 
 files_argument = click.argument(
     "paths", metavar="FILE_OR_DIRECTORY...", nargs=-1, required=True, type=source_path

@@ -17,6 +17,7 @@ MARKS = {
 _ITEM = re.compile(r"\[\d+\]")
 _LEAST_ROOM = 2, 16  # None at the end of a list with room: so many, and so many of its items (1/16)
 _MOST = 1000  # of how many containers the names are searched at most
+_MOST_ITEMS = 10_000  # of a list that is looked at
 _PLAIN = {bool, int, float, str, bytes}  # items without tensors
 _Cache: Any = type(functools.cache(len))
 
@@ -62,8 +63,9 @@ def _bounded(has_marks: bool) -> tuple[list[Any], list[tuple[int, int]]]:
             length, bound = len(each), each.maxlen or of_queues.get(id(each), 0)
         elif type(each) is _Cache:
             _, _, bound, length = each.cache_info()
-        elif type(each) is list and each and each[-1] is None:
-            length, bound = _filled(each), len(each)
+        elif type(each) is list and 0 < len(each) <= _MOST_ITEMS:
+            items = list(each)  # other threads may change it
+            length, bound = _filled(items) if items and items[-1] is None else 0, len(items)
         else:
             continue
         if length and bound and len(found) < _MOST:

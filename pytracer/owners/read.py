@@ -269,28 +269,37 @@ class OwnersNow:
 
 
 _pausing = 0
+_threshold = gc.get_threshold()  # of the program, while the collector is paused
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep Python's collector from running by itself: it would free garbage that a file names."""
-    global _pausing
-    is_enabled = gc.isenabled()
-    gc.disable()
-    _pausing += is_enabled
+    """Keep Python's collector from running by itself: it would free garbage that a file names.
+
+    Whether the program has switched it off, also meanwhile, stays as it is.
+    """
+    global _pausing, _threshold
+    if (threshold := gc.get_threshold())[0]:
+        _threshold = threshold
+        gc.set_threshold(0, *threshold[1:])
+    _pausing += 1
     try:
         yield
     finally:
-        if is_enabled:
-            _pausing -= 1
-            gc.enable()
+        _pausing -= 1
+        _resume()
+
+
+def _resume() -> None:
+    if not _pausing and not gc.get_threshold()[0]:
+        gc.set_threshold(*_threshold)
 
 
 def _resume_in_child() -> None:
     global _pausing
     if _pausing:
         _pausing = 0
-        gc.enable()
+        _resume()
 
 
 os.register_at_fork(after_in_child=_resume_in_child)

@@ -14,6 +14,7 @@ from pytracer.tracing.device_recording import DeviceRecording
 _FIRST = 16
 _MOST_LINES, _MOST_FRAMES = 32, 16
 _LEAST_BLOCKS = 2  # so many more than at half as many steps
+_MOST_BLOCKS = 20_000  # a look takes about 20 microseconds for each
 
 
 class KeptAtSteps:
@@ -30,14 +31,14 @@ class KeptAtSteps:
         self._blocks = 0
 
     def look(self, step: int) -> bool:
-        """Look, if memory may leak; return whether it was. Never raises."""
+        """Look for holders, if memory may leak; return whether it may. Never raises."""
         if 2 * step < _FIRST or step & (step - 1):
             return False
         try:
             devices = self._recording.session.stats()["devices"]
             blocks = sum(device["live_blocks"] for device in devices)
             is_more, self._blocks = blocks >= self._blocks + _LEAST_BLOCKS, blocks
-            if not is_more or step < _FIRST:
+            if not is_more or step < _FIRST or blocks > _MOST_BLOCKS:
                 return False
             self.seen = _kept(self._recording)
         except Exception as error:

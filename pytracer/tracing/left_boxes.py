@@ -1,12 +1,13 @@
 """Snapshots of killed processes of the same run, made when this process begins and when it ends.
 
-So they are there although nobody asks: by torchrun's agent, which ends after its workers, and by
-the process that is started in place of a killed one, in whose container alone the box may be.
+So there is a file although nobody asks for one: torchrun's agent writes it, which ends after its
+workers, or the process that is started in place of a killed one.
 """
 
 import atexit
 import os
 import threading
+import time
 from pathlib import Path
 
 from pytracer.boxes.restoring import left_in, restore
@@ -14,6 +15,7 @@ from pytracer.log import report_once, warn_once
 
 _AT_START_S = 60.0  # beside the job
 _AT_EXIT_S = 10.0
+_MOST_OUTPUTS = 8
 
 _threads: dict[Path, threading.Thread | None] = {}  # of this process, by the output
 _pid: int | None = None
@@ -27,7 +29,7 @@ def look_after(output: Path) -> None:
             _pid = os.getpid()
             _threads.clear()
             atexit.register(_at_exit, _pid)
-        if output in _threads:
+        if output in _threads or len(_threads) >= _MOST_OUTPUTS:
             return
         _threads[output] = None
         if any(left_in(output, also_below=False)):
@@ -49,10 +51,11 @@ def _restore(output: Path, within_s: float) -> None:
 def _at_exit(pid: int) -> None:
     if pid != os.getpid():
         return
+    end = time.monotonic() + _AT_EXIT_S
     for output, thread in _threads.items():
         if thread is not None:
-            thread.join(_AT_EXIT_S)
-        _restore(output, _AT_EXIT_S)
+            thread.join(max(end - time.monotonic(), 0.0))
+        _restore(output, end - time.monotonic())
 
 
 def _warn(error: Exception) -> None:

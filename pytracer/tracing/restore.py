@@ -18,6 +18,7 @@ from typing import Any
 from pytracer.atomic_file import open_atomically
 from pytracer.boxes import places
 from pytracer.boxes.opening import opened
+from pytracer.errors import PytracerError
 from pytracer.tracing import cgroup
 from pytracer.tracing.source_lines import source_lines
 
@@ -35,8 +36,13 @@ def main() -> None:
         print(json.dumps(restored(path, event, when)))
         return
     with places.claimed(path) as is_mine:
-        result = restored(path, event, when) if is_mine else _NOTHING
+        result = _NOTHING
         if is_mine:
+            try:
+                result = restored(path, event, when)
+            except (PytracerError, ValueError):
+                places.set_aside(path)
+                raise
             places.remove(path)
     print(json.dumps(result))
 

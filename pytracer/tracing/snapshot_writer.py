@@ -95,7 +95,9 @@ class SnapshotWriter:
 
     Attributes:
         files: The names of the tracer's files; None before the start, and without an output.
-        failures: How many snapshots could not be written, or lack their segments.
+        failures: How many snapshots could not be written, or lack their segments, or whose
+            `on_snapshot` failed.
+        unwritten: How many could not be written.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class SnapshotWriter:
         self._default_output = default_output
         self._only_if_used = only_if_used
         self.files: Files | None = None
-        self.failures = 0
+        self.failures = self.unwritten = 0
         self._kills: cgroup.Kills | None = None  # before the first recording
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
@@ -180,6 +182,7 @@ class SnapshotWriter:
         except Exception as failure:
             kind = f"not written: {getattr(failure, 'strerror', None) or type(failure)}"
             self.fail(f"the snapshot {path} was not written: {_reason(failure, path)}", kind)
+            self.unwritten += 1
             return False
         try:
             self.files.written(path)

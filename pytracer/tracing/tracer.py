@@ -192,9 +192,9 @@ class Tracer(LiveAnswers):
         """Stop and write. A failure is logged and counted, not raised; `error`: what ended it."""
         if not self._session.is_ours:
             return
-        failures = self._writer.failures
+        unwritten = self._writer.unwritten
         self._write_end(error)
-        box.leave(self._recording, has_written=self._writer.failures == failures)
+        box.leave(self._recording, has_written=self._writer.unwritten == unwritten)
 
     def _write_end(self, error: BaseException | None) -> None:
         view: _core.View | None = None

@@ -8,6 +8,7 @@ from synthetic_snapshots import Program
 
 from pytracer.analysis import explain, find_leaks
 from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.holder_names import bound_of
 from pytracer.analysis.leaks.results import answer, leaks_of, remedy
 
 
@@ -298,3 +299,17 @@ def test_two_lines_of_one_function() -> None:
         "Leak: 1.375 MiB a step since step 1, from me/train.py:41 train_step, called from "
         "me/train.py:12 main and 1 other line."
     )
+
+
+@pytest.mark.parametrize(
+    ("holder", "bound"),
+    [
+        ("memory (inside a deque, 60 of at most 300)", (60, 300)),
+        ("state.memory (inside a list, 4 of at most 16) of main()", (4, 16)),
+        # There may be more and more of such containers.
+        ("requests[…].states (inside a list, 4 of at most 16) of main()", None),
+        ("losses[…] of main()", None),
+    ],
+)
+def test_the_bound_of_a_holder(holder: str, bound: tuple[int, int] | None) -> None:
+    assert bound_of(holder) == bound

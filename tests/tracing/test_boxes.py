@@ -474,7 +474,7 @@ def test_doctor_names_what_killed_processes_have_left(tmp_path: Path) -> None:
     done = run_python(
         "-m", "pytracer", "doctor", cwd=tmp_path, env=environment(PYTRACER_OUTPUT="out")
     )
-    assert "1 killed process left a recording: pytracer show out\n" in done.stdout
+    assert f"1 killed process left a recording: pytracer show {tmp_path}/out\n" in done.stdout
 
 
 def test_a_box_elsewhere_is_named_and_found(tmp_path: Path) -> None:
@@ -497,4 +497,22 @@ tracer = """,
     # AND the next process makes its snapshot in the output
     run(START + "import time; time.sleep(0.1)", cwd=tmp_path, env=env)
     assert [*(tmp_path / "out").rglob("killed_*/*.pickle")]
+    assert not boxes(tmp_path)
+
+
+def test_a_box_that_cannot_be_read_is_tried_once(tmp_path: Path) -> None:
+    # GIVEN a box of another version, whose process is gone
+    run(KILLED, cwd=tmp_path)
+    [box] = boxes(tmp_path)
+    content = bytearray(box.read_bytes())
+    content[8] += 1
+    box.write_bytes(content)
+    # WHEN processes and commands look for boxes THEN the first one says so
+    readers = [run(START + "import time; time.sleep(0.1)", cwd=tmp_path) for _ in range(2)]
+    assert [done.stderr.count("cannot be read") for done in readers] == [1, 0]
+    assert [path.suffix for path in tmp_path.rglob(".pytracer_boxes/*")] == [places.UNREADABLE]
+
+
+def test_a_failing_on_snapshot_leaves_no_box(tmp_path: Path) -> None:
+    run(START.replace("output=", "on_snapshot=lambda path: 1 / 0, output="), cwd=tmp_path)
     assert not boxes(tmp_path)

@@ -50,6 +50,21 @@ class Doubts:
             "does not say which line allocated them"
         )
 
+    def was_thinned(self, alive: Lives) -> str:
+        """Return a doubt if earlier steps kept less than those whose events the file has.
+
+        So it is if every second item of a cache goes whenever it is full.
+        """
+        first, position = self._seen.events_from, self._seen.position
+        if not first:
+            return ""
+        earlier = alive.birth[~alive.has_event]
+        begin = position[earlier.min()] if len(earlier) else first
+        rate = np.count_nonzero(alive.has_event) / (position[-1] + 1 - first)
+        if len(earlier) >= 0.75 * rate * (first - begin) - 2:
+            return ""
+        return "earlier steps kept less than the last ones, as of a cache that is thinned"
+
     def may_be_cleared(self, group: Lives, longest: int) -> str:
         """Return a doubt if all blocks were released once, and have grown little longer since.
 

@@ -51,7 +51,7 @@ def search(seen: Observation) -> tuple[list[Growth], list[Release]]:
 def leaks_of_survivors(seen: Observation) -> list[Growth]:
     """Return the leaks by blocks of steps of which nothing else is known (`events_from`).
 
-    What a container of many steps was filled with looks alike once: its growth began late.
+    A line that began to keep blocks late is none: it may fill a container that was emptied before.
     """
     latest = seen.position[0] + (seen.position[-1] - seen.position[0]) / 3
     return [
@@ -214,10 +214,9 @@ class _Search:
         if is_level(group, int(growths[0]), slots):
             return self._release(group, "as much of it was released as was kept")
         reason = self.seen.doubt or steady.reason or self.doubts.may_be_cleared(group, longest)
-        reason = reason or self.doubts.older_released(
-            overdue, longest, self._released_alike(overdue)
-        )
-        reason = reason or self.doubts.freed_at_end(overdue)
+        seen = int(np.count_nonzero(overdue.has_event))
+        reason = reason or self.doubts.older_released(overdue, longest, seen)
+        reason = reason or self.doubts.was_thinned(alive) or self.doubts.freed_at_end(overdue)
         level = np.cumsum(np.bincount(overdue.birth, overdue.size_bytes, slots))[growths]
         held = group.of(group.death == slots) if is_older else alive.of(alive.birth >= growths[0])
         return self._growth("kept", reason, growths, level, held, overdue, is_older)
@@ -334,13 +333,6 @@ class _Search:
         is_as_many = 0.6 * expected <= older <= 1.6 * expected
         is_enough = growths >= 3 and growths + older >= _LEAST_OLDER
         return self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough
-
-    def _released_alike(self, suspects: Lives) -> int:
-        """Return how many blocks a bounded container would have released for them.
-
-        Those of slots are counted of which all releases are known.
-        """
-        return int(np.count_nonzero(suspects.birth >= self.seen.events_from))
 
 
 def _common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:

@@ -39,6 +39,7 @@ class Lives:
         is_freed_later: bool, whether the block was released after the end of the last slot.
         holder: int64, a number that identifies the Python object that keeps the block, or the
             parameter or buffer that has it; 0: unknown.
+        has_event: bool, whether the file has the allocation, and with it all that was released.
     """
 
     birth: Column
@@ -49,6 +50,7 @@ class Lives:
     phase: Column
     is_freed_later: Column
     holder: Column
+    has_event: Column
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -141,11 +143,11 @@ def levels(lives: Lives, slots: int, *, requested: bool = False) -> Column:
 
 
 def is_level(lives: Lives, first: int, slots: int) -> bool:
-    """Return whether blocks do not take more memory from a quarter of the slots after `first` on.
+    """Return whether blocks do not take more memory in the second half of the slots after `first`.
 
     A heap of the best samples keeps some for ever, and releases another one for each.
     """
-    level = levels(lives, slots)[first:]
+    level = levels(lives, slots)[(first + slots) // 2 :]
     quarter = len(level) // 4
     early, late = level[quarter : 2 * quarter], level[len(level) - quarter :]
     return quarter > 1 and all(of(late) <= of(early) for of in (np.min, np.median, np.max))

@@ -31,8 +31,8 @@ class Observation:
         has_steps: Whether the slots are steps.
         begins_late: Whether the steps before the first slot are missing.
         doubt: Why no growth can certainly be a leak; "" if one can.
-        events_from: The first slot of which all releases are known. Of blocks that were released in
-            an earlier one, nothing is.
+        events_from: The first step of which all releases are known; 0: they are of all slots. Of
+            blocks that were released in an earlier step, nothing is.
         volume_bytes: int64, the requested bytes of all allocations in each slot; None if unknown.
         later: The blocks that were born after the last slot and are alive at the end of the file;
             None if there are none.

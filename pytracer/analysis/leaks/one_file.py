@@ -21,7 +21,7 @@ from pytracer.analysis.leaks.groups import leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
-from pytracer.analysis.leaks.survivors import slots_of_survivors, steps_of_survivors
+from pytracer.analysis.leaks.survivors import edges_of_survivors, slots_of_survivors
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.analysis.program_files import program_files
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
@@ -247,12 +247,12 @@ def _observe_survivors(data: DeviceData, slots: Timeline) -> Observation | None:
         return None
     stride = int(slots.position[1] - slots.position[0]) if slots.slots > 1 else 1
     first = int(slots.position[0]) + 1 - stride
-    steps = steps_of_survivors(data, first, int(slots.position[-1]))
-    if steps is None:
+    edges = edges_of_survivors(data, first, int(slots.position[-1]))
+    if edges is None:
         return None
-    position = replace(slots, position=steps.position, begins_late=False)
-    seen = _observed(data, *slots_of_survivors(data, steps), position)
-    return replace(seen, events_from=steps.events_from, volume_bytes=None)
+    position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
+    seen = _observed(data, *slots_of_survivors(data, edges), position)
+    return replace(seen, events_from=first, volume_bytes=None)
 
 
 def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -> Observation:
@@ -280,6 +280,7 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         phase=blocks.user_metadata[found].astype(np.int64),
         is_freed_later=(death[found] == count) & ~is_left[found],
         holder=np.where(holder == 0, owner, holder),
+        has_event=blocks.alloc_event[found] >= 0,
     )
     is_seen = both.birth < count
     lives, row = both.of(is_seen), row[is_seen]

@@ -260,6 +260,7 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
         phase=np.zeros(len(first), np.int64),
         is_freed_later=np.zeros(len(first), bool),
         holder=np.zeros(len(first), np.int64),
+        has_event=np.ones(len(first), bool),
     )
 
 

@@ -4,8 +4,6 @@ A step of a large model has ten thousand allocations, so the ring has the events
 Live blocks carry the step in which they were allocated: those of a leak are of all steps.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from pytracer.analysis.block_categories import rows_at_end
@@ -17,34 +15,15 @@ _MOST_SLOTS = 256
 """Far fewer than steps whose blocks are told apart (`Blocks.birth_step`)."""
 
 
-class Steps(NamedTuple):
-    """The complete steps of a recording, in slots of equally many.
-
-    Attributes:
-        edges: int64, the first step of each slot, and the step after the last one.
-        events_from: The first slot of which the file has all events.
-    """
-
-    edges: Column
-    events_from: int
-
-    @property
-    def slots(self) -> int:
-        """The number of slots."""
-        return len(self.edges) - 1
-
-    @property
-    def position(self) -> Column:
-        """The last step of each slot: float64."""
-        return self.edges[1:] - 1.0
-
-
-def steps_of_survivors(data: DeviceData, first: int, last: int) -> Steps | None:
-    """Return all steps up to the last complete one; None if earlier ones cannot be observed.
+def edges_of_survivors(data: DeviceData, first: int, last: int) -> Column | None:
+    """Return slots of equally many steps: the first one of each, and that after the last: int64.
 
     Args:
         data: The device.
         first, last: The complete steps of which the file has all events.
+
+    Returns:
+        None if there are no earlier ones, or too few.
     """
     rows = rows_at_end(data.snapshot, data.device, data.history.blocks)
     births = data.snapshot.blocks.birth_step[rows[rows >= 0]]
@@ -54,11 +33,10 @@ def steps_of_survivors(data: DeviceData, first: int, last: int) -> Steps | None:
     steps = last + 1 - earliest
     if earliest >= first or steps < LEAST_SLOTS:
         return None
-    edges = np.linspace(earliest, last + 1, min(steps, _MOST_SLOTS) + 1).astype(np.int64)
-    return Steps(edges, int(np.searchsorted(edges, first)))
+    return np.linspace(earliest, last + 1, min(steps, _MOST_SLOTS) + 1).astype(np.int64)
 
 
-def slots_of_survivors(data: DeviceData, steps: Steps) -> tuple[Column, Column]:
+def slots_of_survivors(data: DeviceData, edges: Column) -> tuple[Column, Column]:
     """Return the slots in which each block was allocated and released, as `Lives` has them."""
     blocks = data.history.blocks
     numbers, firsts = np.array(data.boundaries, np.int64).T
@@ -69,12 +47,13 @@ def slots_of_survivors(data: DeviceData, steps: Steps) -> tuple[Column, Column]:
         return step
 
     def slot_of(step: Column) -> Column:
-        slot: Column = np.searchsorted(steps.edges, step, "right") - 1
+        slot: Column = np.searchsorted(edges, step, "right") - 1
         return slot
 
     rows = rows_at_end(data.snapshot, data.device, blocks)
-    known = np.where(rows >= 0, data.snapshot.blocks.birth_step[rows], 0)
+    known = np.zeros(len(rows), np.int64)
+    known[rows >= 0] = data.snapshot.blocks.birth_step[rows[rows >= 0]]
     birth = np.where(blocks.alloc_event >= 0, step_of(blocks.alloc_event), known)
     is_left = blocks.free_requested_event >= len(data.trace)
-    death = np.where(is_left, steps.edges[-1], step_of(blocks.free_requested_event))
+    death = np.where(is_left, edges[-1], step_of(blocks.free_requested_event))
     return slot_of(birth), slot_of(death)

@@ -26,7 +26,7 @@ from pytracer.analysis.modules import PREFIXES, modules_of
 from pytracer.analysis.releases import pool_fillers, releases
 from pytracer.analysis.stack_places import BACKWARD
 from pytracer.reading.snapshot import ALLOC, PENDING_FREE, Column, Stacks
-from pytracer.reading.steps import step_at
+from pytracer.reading.steps import step_at, steps_at
 
 KEYS = (
     *("line", "caller", "stack", "category", "owner", "holder", "module"),
@@ -268,10 +268,7 @@ class HeldMemory:
         return len(strings) + 1, lambda text: strings[text - 1] if text else None, phase
 
     def _by_step(self) -> _Coded:
-        boundaries = self.data.boundaries
-        begins = np.array([first for _, first in boundaries], np.int64)
-        numbers = np.array([0, *(step for step, _ in boundaries)], np.int64)
-        step = numbers[np.searchsorted(begins, self.column("alloc_event"), "right")]
+        step = steps_at(self.data.boundaries, self.column("alloc_event"))
         births, row = self.data.snapshot.blocks.birth_step, self._row_at_end
         is_known_by_birth = (step == 0) & (row >= 0)
         step[is_known_by_birth] = births[row[is_known_by_birth]]

@@ -5,8 +5,8 @@ writes a mapped file back whenever it likes, which another machine's file system
 Else it lies in a folder of the user's on a local disk, or in memory that processes share.
 
 The name of a box tells its process: `PID-START-NAMESPACE-BOOT-NUMBER.box`, with a number for each
-program that the process becomes. The process holds a shared lock
-on the file as long as it lives, for observers in other containers, which do not see its pid.
+program that the process becomes. The process holds a shared lock on the file as long as it lives,
+for observers in other containers, which do not see its pid.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytracer.reading.metadata import Boundaries
-from pytracer.reading.snapshot import NO_TIME, Snapshot
+from pytracer.reading.snapshot import NO_TIME, Column, Snapshot
 
 
 class Annotation(NamedTuple):
@@ -62,6 +62,14 @@ def step_at(boundaries: Boundaries, event: int) -> int | None:
     """Return the step of an event; None if the event is before the first boundary."""
     after = bisect_right(boundaries, event, key=lambda boundary: boundary[1])
     return boundaries[after - 1][0] if after else None
+
+
+def steps_at(boundaries: Boundaries, events: Column, before: int = 0) -> Column:
+    """Return the step of each event: int64; `before`: of those before the first boundary."""
+    steps = np.array([before, *(step for step, _ in boundaries)], np.int64)
+    begins = np.array([first for _, first in boundaries], np.int64)
+    found: Column = steps[np.searchsorted(begins, events, "right")]
+    return found
 
 
 def begin_of_step(boundaries: Boundaries, event: int) -> int:

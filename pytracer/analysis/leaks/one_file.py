@@ -21,7 +21,11 @@ from pytracer.analysis.leaks.groups import leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
-from pytracer.analysis.leaks.survivors import edges_of_survivors, slots_of_survivors
+from pytracer.analysis.leaks.survivors import (
+    birth_steps,
+    edges_of_survivors,
+    slots_of_survivors,
+)
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.analysis.program_files import program_files
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
@@ -247,11 +251,12 @@ def _observe_survivors(data: DeviceData, slots: Timeline) -> Observation | None:
         return None
     stride = int(slots.position[1] - slots.position[0]) if slots.slots > 1 else 1
     first = int(slots.position[0]) + 1 - stride
-    edges = edges_of_survivors(data, first, int(slots.position[-1]))
+    births = birth_steps(data)
+    edges = edges_of_survivors(data, births, first, int(slots.position[-1]))
     if edges is None:
         return None
     position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
-    seen = _observed(data, *slots_of_survivors(data, edges), position)
+    seen = _observed(data, *slots_of_survivors(data, births, edges), position)
     return replace(seen, events_from=first, volume_bytes=None)
 
 

@@ -123,6 +123,12 @@ class LiveTable {
   uint32_t used() const noexcept { return static_cast<uint32_t>(entries_.blocks.count()); }
   __attribute__((noinline, cold)) bool has_room() noexcept;  // for one more than were ever used
   void release(uint32_t entry) noexcept;  // it is in no chain any more
+  // In the order of the program: in the box of a process that was killed meanwhile, a live entry is complete.
+  static void set_state(LiveBlock& block, State state) noexcept {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    block.state = state;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
   void count(int32_t blocks, int64_t bytes) noexcept {
     // One writer: no read-modify-write instruction needed.
     blocks_.store(blocks_.load(std::memory_order_relaxed) + static_cast<uint32_t>(blocks),
@@ -169,8 +175,8 @@ inline LiveTable::Inserted LiveTable::insert(uint64_t address, uint64_t size,
   block.size = size;
   block.stack = stack;
   block.role = 0;
-  block.state = kLive;
   block.epoch = epoch_;
+  set_state(block, kLive);
   index_.insert_in(bucket, entry);
   count(1, static_cast<int64_t>(size));
   return {true, nullptr};
@@ -197,7 +203,7 @@ inline const LiveBlock* LiveTable::take(uint64_t address) noexcept {
 }
 
 inline void LiveTable::release(uint32_t entry) noexcept {
-  entries_.blocks[entry].state = kFree;
+  set_state(entries_.blocks[entry], kFree);
   entries_.blocks[entry].next = free_list_;
   free_list_ = entry;
 }

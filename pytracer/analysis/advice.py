@@ -326,14 +326,8 @@ def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
         why = "objects that refer to each other keep them, and nothing else does."
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
-        why = "the functions that have failed keep them until the exception is dropped."
-        found.append(
-            Suggestion(
-                "",
-                f"Try again outside of `except`, without the exception: {size(failed)} are kept, "
-                f"{why}",
-            )
-        )
+        why = f"the functions that have failed keep {size(failed)} until it is dropped."
+        found.append(Suggestion("", f"Try again outside of `except`, without the exception: {why}"))
     return found
 
 

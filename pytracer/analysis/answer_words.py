@@ -332,18 +332,21 @@ def _held(explanation: Explanation) -> Iterator[Line]:
 
 
 def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[int, str]]:
-    """Return the parts of the memory without a category: what objects keep, and the rest."""
-    named = [
-        (each.unknown_bytes, f"{kept_by_text(each.name)}:")
+    """Return the parts of unknown memory: what objects keep or kept, and the rest."""
+    kept = [
+        (each.unknown_bytes, each.name)
         for each in explanation.keepers
-        if each.unknown_bytes >= MUCH_KEPT * explanation.held_bytes and tells_where(each.name)
+        if each.unknown_bytes and tells_where(each.name)
     ]
-    named += [
+    kept += ((size_bytes, name) for name, size_bytes in explanation.releases)
+    named = [
         (size_bytes, f"{kept_by_text(name)}:")
-        for name, size_bytes in explanation.releases
+        for size_bytes, name in kept
         if size_bytes >= MUCH_KEPT * explanation.held_bytes
     ]
-    return [*named, (unknown_bytes - sum(size_bytes for size_bytes, _ in named), NO_CATEGORY)]
+    by_others = sum(part[0] for part in kept) - sum(part[0] for part in named)
+    rest = unknown_bytes - sum(part[0] for part in kept)
+    return [*named, (by_others, "kept by other objects"), (rest, NO_CATEGORY)]
 
 
 _MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}

@@ -3,7 +3,7 @@
 `answer_words.py` makes the words of it, which `pytracer show`, the log and the page have.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pytracer.analysis.advice import (
@@ -16,9 +16,11 @@ from pytracer.analysis.advice import (
 from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, alike_steps
 from pytracer.analysis.avoidable import avoidable
 from pytracer.analysis.block_categories import has_categories
+from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
 from pytracer.analysis.earlier_requests import earlier_requests
+from pytracer.analysis.free_segments import fits_without
 from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.holder_names import is_garbage, is_of_exception
 from pytracer.analysis.holders import (
@@ -73,10 +75,10 @@ class Explanation:
         held_before_bytes: The part of `held_bytes` that was held at the out-of-memory error before,
             too; None if there was none.
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
-        keepers: The Python objects that kept most at that moment, the largest first, at most `TOP`;
-            [] if they are unknown.
+        keepers: The Python objects that kept memory at that moment, the largest first; [] if they
+            are unknown.
         releases: What kept unknown memory that no object keeps, as in "until main() returned", and
-            the bytes, the most first, at most `TOP`.
+            the bytes, the most first.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.
@@ -196,7 +198,7 @@ def explain_device(
     keepers = keepers_of(held)
     categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None:
-        around = _surroundings(data, oom, categories, keepers)
+        around = _surroundings(data, oom, held, categories, keepers)
         found = verdicts(oom, around)
         if any(verdict.kind == LEAK for verdict in found):
             to_mend = around.leaks
@@ -257,8 +259,8 @@ def explain_device(
         if len(ooms) > 1 and entry is not None
         else None,
         holders=holders,
-        keepers=keepers[:TOP],
-        releases=releases_of(held)[:TOP],
+        keepers=keepers,
+        releases=releases_of(held),
         categories=categories,
         suggestions=suggestions,
         sample=sample,
@@ -337,7 +339,11 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
 
 
 def _surroundings(
-    data: DeviceData, oom: OutOfMemory, categories: list[CategoryUsage], keepers: list[Keeper]
+    data: DeviceData,
+    oom: OutOfMemory,
+    held: HeldMemory,
+    categories: list[CategoryUsage],
+    keepers: list[Keeper],
 ) -> Surroundings:
     why = _why_unknown(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
@@ -351,6 +357,8 @@ def _surroundings(
         leaks=_leaks(data) if may_leak else None,
         garbage_bytes=kept_bytes(keepers, is_garbage),
         exception_bytes=kept_bytes(keepers, is_of_exception),
+        fits_without_garbage=_fits_without(oom, held, is_garbage),
+        fits_without_exception=_fits_without(oom, held, is_of_exception),
         earlier=earlier_requests(data, oom.event) if why is None else None,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, categories) if why is None else None,
@@ -358,6 +366,23 @@ def _surroundings(
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),
         has_step=has_step,
+    )
+
+
+def _fits_without(
+    oom: OutOfMemory, held: HeldMemory, is_holder: Callable[[str], bool]
+) -> bool | None:
+    """Return whether the request would have fitted without what these objects keep."""
+    is_kept = texts_matching(is_holder, held.data.snapshot.strings, held.unusual_holder)
+    if not is_kept.any() or oom.own_pool_free_bytes is None:
+        return None
+    return fits_without(
+        held.data,
+        oom.event,
+        held.column("address")[is_kept],
+        is_at_end=oom.is_at_end,
+        segment_bytes=oom.segment_bytes,
+        available_bytes=oom.available_bytes,
     )
 
 

@@ -70,6 +70,8 @@ class Surroundings:
         leaks: The leaks until the out-of-memory error; None if there was none, or if nobody looked.
         garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
         exception_bytes: The bytes that functions keep which have failed.
+        fits_without_garbage, fits_without_exception: Whether the request would have found memory
+            without these bytes.
         splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
         progress: What was not finished; None if that is unknown.
@@ -84,6 +86,8 @@ class Surroundings:
     leaks: DeviceLeaks | None = None
     garbage_bytes: int = 0
     exception_bytes: int = 0
+    fits_without_garbage: bool | None = None
+    fits_without_exception: bool | None = None
     earlier: EarlierRequests | None = None
     progress: Unfinished | None = None
     splits_all: bool = True

@@ -135,13 +135,22 @@ def _asked(oom: OutOfMemory) -> str:
     return asked if oom.library_error is None else "what the library needs"
 
 
-def _fits_without(oom: OutOfMemory, around: Surroundings, held: int) -> bool:
-    """Return whether the allocation would have fitted if some bytes had not been held."""
+def _fits_without(
+    oom: OutOfMemory, around: Surroundings, held: int, is_known: bool | None = None
+) -> bool:
+    """Return whether the allocation would have fitted if some bytes had not been held.
+
+    `is_known`: the answer by the addresses of the blocks; None: where they were is unknown.
+    """
+    if not held:
+        return False
     if around.is_cpu and oom.segment_bytes <= oom.available_bytes:
         return oom.segment_bytes <= held  # an unknown limit left less than the request
     if oom.library_error is not None and oom.sample is not None:  # how much it asked is unknown
         return held >= MUCH_UNUSED * oom.sample.allocated_bytes
     available = oom.available_bytes
+    if is_known is not None and oom.segment_bytes > available:
+        return is_known
     if oom.segment_bytes <= available:  # the driver has refused a part of it
         available -= int(UNUSABLE_PART * (oom.limit_bytes or 0))
     # Freed blocks may leave free memory in pieces.
@@ -151,13 +160,13 @@ def _fits_without(oom: OutOfMemory, around: Surroundings, held: int) -> bool:
 def _dropped(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     """Yield the verdicts on memory that the program does not use any more."""
     asked = _asked(oom)
-    if around.garbage_bytes and _fits_without(oom, around, around.garbage_bytes):
+    if _fits_without(oom, around, around.garbage_bytes, around.fits_without_garbage):
         yield Verdict(
             GARBAGE,
             f"objects that refer to each other, and that nothing else refers to, keep "
             f"{size(around.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
         )
-    if around.exception_bytes and _fits_without(oom, around, around.exception_bytes):
+    if _fits_without(oom, around, around.exception_bytes, around.fits_without_exception):
         yield Verdict(
             EXCEPTION,
             f"an exception keeps the functions that have failed, and they keep "

@@ -3,20 +3,16 @@
 Each has what was requested, what was free, and whether the free memory was enough.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, SMALL_BYTES, UNIT_BYTES
 from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import sum_by_group
+from pytracer.analysis.free_segments import FreePool, free_segments, other_pool, own_pool
 from pytracer.analysis.history import History
-from pytracer.analysis.layout import Segment, largest_pieces, layout_at, layout_at_end
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
-from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
     ALLOC,
     ANNOTATE,
@@ -30,21 +26,6 @@ from pytracer.reading.snapshot import (
     Trace,
 )
 from pytracer.reading.steps import step_at
-
-
-@dataclass(frozen=True)
-class FreePool:
-    """A memory pool that has segments without a block in use.
-
-    Attributes:
-        name: The pool as torch numbers it, as in "(0, 3)".
-        segment_bytes: The bytes of these segments.
-        call_site: The line that allocated the largest block of the pool; None if it is unknown.
-    """
-
-    name: str
-    segment_bytes: int
-    call_site: Frame | None
 
 
 @dataclass(frozen=True)
@@ -161,8 +142,8 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
             )
         is_last_and_exact = event == events[-1] and sample is not None and sample.is_exact
         stream = int(trace.stream[event])
-        free_of = _free_segments(data, event, event == at_end) if is_last_and_exact else None
-        own = None if free_of is None else _own_pool(trace, event, free_of)
+        free_of = free_segments(data, event, event == at_end) if is_last_and_exact else None
+        own = None if free_of is None else own_pool(trace, event, free_of)
         reserved = None if sample is None else sample.reserved_bytes
         available = free
         if limit is not None and reserved is not None:
@@ -189,7 +170,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 else max(
                     (part.largest for each, part in own.items() if each.stream == stream), default=0
                 ),
-                other_pool=None if free_of is None else _other_pool(data, event, free_of, chains),
+                other_pool=None if free_of is None else other_pool(data, event, free_of, chains),
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
                 fits_if_joined=None
@@ -209,70 +190,6 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
             )
         )
     return found
-
-
-class _Free(NamedTuple):
-    """The free bytes of a segment, and those of its largest free piece."""
-
-    free: int
-    largest: int
-
-
-def _free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segment, _Free] | None:
-    """Return the segments at an event that are not full.
-
-    None if the segments are unknown.
-    """
-    try:
-        layout = (
-            layout_at_end(data.snapshot, data.device)
-            if is_at_end
-            else layout_at(data.snapshot, data.device, data.history, event + 1)
-        )
-    except PytracerError:
-        return None
-    used = sum_by_group(layout.block_segment, layout.block_bytes, len(layout.segments))
-    largest = largest_pieces(layout)
-    return {
-        segment: _Free(segment.size_bytes - in_use, piece)
-        for segment, in_use, piece in zip(
-            layout.segments, used.tolist(), largest.tolist(), strict=True
-        )
-        if segment.size_bytes > in_use
-    }
-
-
-def _own_pool(trace: Trace, event: int, free_of: dict[Segment, _Free]) -> dict[Segment, _Free]:
-    """Return the segments that could serve the request of an event."""
-    pool, is_small = trace.pool[event], trace.size_bytes[event] <= SMALL_BYTES
-    return {
-        segment: part
-        for segment, part in free_of.items()
-        if segment.pool == pool and segment.is_small == is_small
-    }
-
-
-def _other_pool(
-    data: DeviceData, event: int, free_of: dict[Segment, _Free], chains: CallChains
-) -> FreePool | None:
-    """Return the pool with most free segments of those that the request of an event cannot use."""
-    others: dict[int, int] = defaultdict(int)
-    for segment, part in free_of.items():
-        if segment.pool != data.trace.pool[event] and part.free == segment.size_bytes:
-            others[segment.pool] += part.free
-    if not others:
-        return None
-    pool = max(others, key=others.__getitem__)
-    blocks = data.history.blocks
-    rows = np.flatnonzero((blocks.pool == pool) & (blocks.alloc_event >= 0))
-    high, low = data.snapshot.pools[pool].tolist()
-    return FreePool(
-        name=f"({high}, {low})",
-        segment_bytes=others[pool],
-        call_site=chains.site(int(blocks.stack[rows[blocks.size_bytes[rows].argmax()]]))
-        if len(rows)
-        else None,
-    )
 
 
 def _event_at_end(trace: Trace) -> int:

@@ -188,13 +188,13 @@ def garbage() -> None:
 
 
 def retry() -> None:
-    """Try again with less while the exception is handled; with REMEDY, as pytracer says."""
+    """Go on while the exception is handled; with REMEDY, as pytracer says."""
     try:
         attempt(100)
     except torch.OutOfMemoryError:
         if "REMEDY" not in os.environ:
-            attempt(20)
-    attempt(20)
+            make(3000)
+    make(3000)
 
 
 def attempt(count: int) -> None:

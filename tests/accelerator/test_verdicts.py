@@ -144,7 +144,8 @@ REMEDIES = {
     "retry": (
         EXCEPTION,
         "an exception keeps the functions that have failed, and they keep 3.906 GiB.",
-        "Try again outside of `except`, without the exception: 3.906 GiB are kept",
+        "Try again outside of `except`, without the exception: the functions that have failed keep "
+        "3.906 GiB until it is dropped.",
     ),
     "longest_batch": (
         LARGER_INPUT,

@@ -11,6 +11,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis import oom_verdicts as module
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.earlier_requests import EarlierRequests, earlier_requests
+from pytracer.analysis.free_segments import FreePool
 from pytracer.analysis.layout import Layout, Segment, largest_pieces
 from pytracer.analysis.oom_verdict_kinds import (
     EXCEPTION,
@@ -31,7 +32,7 @@ from pytracer.analysis.oom_verdict_kinds import (
     Surroundings,
 )
 from pytracer.analysis.oom_verdicts import verdicts
-from pytracer.analysis.ooms import FreePool, OutOfMemory
+from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.outside_memory import USUAL_CONTEXT_BYTES
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample

@@ -1,0 +1,140 @@
+"""Which segments of a device have free memory when a request fails, and what it could use."""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pytracer.analysis.allocator_rules import SMALL_BYTES
+from pytracer.analysis.call_sites import CallChains
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import sum_by_group
+from pytracer.analysis.layout import Segment, largest_pieces, layout_at, layout_at_end
+from pytracer.errors import PytracerError
+from pytracer.reading.snapshot import Column, Frame, Trace
+
+
+@dataclass(frozen=True)
+class FreePool:
+    """A memory pool that has segments without a block in use.
+
+    Attributes:
+        name: The pool as torch numbers it, as in "(0, 3)".
+        segment_bytes: The bytes of these segments.
+        call_site: The line that allocated the largest block of the pool; None if it is unknown.
+    """
+
+    name: str
+    segment_bytes: int
+    call_site: Frame | None
+
+
+class Free(NamedTuple):
+    """The free bytes of a segment, and those of its largest free piece."""
+
+    free: int
+    largest: int
+
+
+def free_segments(
+    data: DeviceData, event: int, is_at_end: bool, dropped: Column | None = None
+) -> dict[Segment, Free] | None:
+    """Return the segments at an event that are not full; None if the segments are unknown.
+
+    Args:
+        data: The device.
+        event: The event.
+        is_at_end: Whether the state at the event is that of the file's end.
+        dropped: The addresses of blocks that count as free.
+    """
+    try:
+        layout = (
+            layout_at_end(data.snapshot, data.device)
+            if is_at_end
+            else layout_at(data.snapshot, data.device, data.history, event + 1)
+        )
+    except PytracerError:
+        return None
+    if dropped is not None:
+        stays = ~np.isin(layout.block_address, dropped)
+        names = ("block_segment", "block_address", "block_bytes", "block_stack")
+        layout = replace(layout, **{name: getattr(layout, name)[stays] for name in names})
+    used = sum_by_group(layout.block_segment, layout.block_bytes, len(layout.segments))
+    largest = largest_pieces(layout)
+    return {
+        segment: Free(segment.size_bytes - in_use, piece)
+        for segment, in_use, piece in zip(
+            layout.segments, used.tolist(), largest.tolist(), strict=True
+        )
+        if segment.size_bytes > in_use
+    }
+
+
+def own_pool(trace: Trace, event: int, free_of: dict[Segment, Free]) -> dict[Segment, Free]:
+    """Return the segments that could serve the request of an event."""
+    pool, is_small = trace.pool[event], trace.size_bytes[event] <= SMALL_BYTES
+    return {
+        segment: part
+        for segment, part in free_of.items()
+        if segment.pool == pool and segment.is_small == is_small
+    }
+
+
+def other_pool(
+    data: DeviceData, event: int, free_of: dict[Segment, Free], chains: CallChains
+) -> FreePool | None:
+    """Return the pool with most free segments of those that the request of an event cannot use."""
+    others: dict[int, int] = defaultdict(int)
+    for segment, part in free_of.items():
+        if segment.pool != data.trace.pool[event] and part.free == segment.size_bytes:
+            others[segment.pool] += part.free
+    if not others:
+        return None
+    pool = max(others, key=others.__getitem__)
+    blocks = data.history.blocks
+    rows = np.flatnonzero((blocks.pool == pool) & (blocks.alloc_event >= 0))
+    high, low = data.snapshot.pools[pool].tolist()
+    return FreePool(
+        name=f"({high}, {low})",
+        segment_bytes=others[pool],
+        call_site=chains.site(int(blocks.stack[rows[blocks.size_bytes[rows].argmax()]]))
+        if len(rows)
+        else None,
+    )
+
+
+def fits_without(
+    data: DeviceData,
+    event: int,
+    dropped: Column,
+    *,
+    is_at_end: bool,
+    segment_bytes: int,
+    available_bytes: int,
+) -> bool | None:
+    """Return whether the request of an event would find memory if some blocks were free.
+
+    Before the allocator fails, it gives all segments without blocks back to the device.
+
+    Args:
+        data: The device, whose history is exact at the event.
+        event: The event.
+        dropped: The addresses of the blocks.
+        is_at_end: Whether the state at the event is that of the file's end.
+        segment_bytes: The size of the segment that the allocator needs for the request.
+        available_bytes: What it can take from the device.
+
+    Returns:
+        None with expandable segments, of which it gives back parts, and if the segments are
+        unknown.
+    """
+    free_of = free_segments(data, event, is_at_end, dropped)
+    if free_of is None or any(segment.is_expandable for segment in free_of):
+        return None
+    stream, requested = int(data.trace.stream[event]), int(data.trace.size_bytes[event])
+    own = own_pool(data.trace, event, free_of)
+    if any(part.largest >= requested for each, part in own.items() if each.stream == stream):
+        return True
+    empty = (each for each, part in free_of.items() if part.free == each.size_bytes)
+    return segment_bytes <= available_bytes + sum(each.size_bytes for each in empty)

@@ -54,6 +54,8 @@ def avoidable(held: HeldMemory) -> list[str]:
     begin = begin_of_step(held.data.boundaries, event)
     is_old = held.is_in({"gradient"}) & (held.column("alloc_event") < begin)
     is_forward = held.data.stack_places.place[now] == MODULE
+    record = held.data.snapshot.metadata.oom_of(held.data.device)
+    is_evaluated = is_forward and record is not None and record.evaluating is True
     # Not every NPU has fused updates, and the update of one parameter takes as much as this one.
     ways = ["fused=True"] * (held.data.snapshot.backend(held.data.device) != "npu")
     ways += ["foreach=False"] * (2 * asked < updates)
@@ -72,6 +74,11 @@ def avoidable(held: HeldMemory) -> list[str]:
             updates if ways else 0,
             f"Create the optimizer with {' or '.join(ways)}: its update of all parameters at once "
             "takes at least {} of temporary memory.",
+        ),
+        (
+            int(size_bytes[held.is_in({"activation"})].sum()) if is_evaluated else 0,
+            "The model is in evaluation mode, and keeps {} of activations for a backward pass. "
+            "Without one, call it under torch.no_grad().",
         ),
         (
             int(size_bytes[is_old].sum()) if is_forward else 0,

@@ -140,6 +140,11 @@ def _has_tensors(module: Any) -> bool:
     return bool(_items(module, "_parameters") or _items(module, "_buffers"))
 
 
+def has_parameters(module: Any) -> bool:
+    """Return whether a module has parameters of its own."""
+    return bool(_items(module, "_parameters"))
+
+
 def _items(module: Any, kind: str) -> list[tuple[str, Any]]:
     """Return a module's own parameters, buffers or submodules, without those that are None."""
     found = getattr(module, kind, None)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 from pytracer import _core
 from pytracer.backends.running_torch import is_compiled
 from pytracer.log import warn_once
-from pytracer.owners.names import ParameterPaths, RememberedNames
+from pytracer.owners.names import ParameterPaths, RememberedNames, has_parameters
 from pytracer.owners.uses import note_modules, note_optimizer
 
 MAX_MODULES = 2**18  # how many modules, and optimizers, are known at most; later ones are counted
@@ -208,6 +208,14 @@ class Registry:
     def optimizers(self) -> list[Any]:
         """Return the optimizers that exist, in the order in which they were found."""
         return _alive(self._optimizers.keyrefs())
+
+    def are_models_evaluating(self) -> bool | None:
+        """Return whether no module with parameters is in training mode; None if there is none."""
+        try:
+            modes = {module.training for module in self.modules() if has_parameters(module)}
+        except Exception:  # code of the program: a module that is not like torch's
+            return None
+        return not any(modes) if modes else None
 
     def stepping_thread(self, optimizer: Any) -> int | None:
         """Return the thread that stepped an optimizer last; None: it has not stepped yet."""

@@ -134,13 +134,17 @@ class Window:
 
 @dataclass(frozen=True)
 class OomRecord:
-    """The out-of-memory for which a file was written; the device of the CPU is -1."""
+    """The out-of-memory for which a file was written; the device of the CPU is -1.
+
+    `evaluating`: whether all models were in evaluation mode; None without a model.
+    """
 
     device: int | None = None
     requested_bytes: int | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
     library_error: str | None = None
+    evaluating: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from pytracer.backends import oom
 from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, report_once, warn_once
+from pytracer.owners.registry import REGISTRY
 from pytracer.text import END_LINE, brief, printable, size
 from pytracer.tracing import box, cgroup, oom_answer, process, ranks
 from pytracer.tracing.cell_names import cell_names
@@ -258,7 +259,8 @@ class SnapshotWriter:
             return
         assert self.files is not None
         path = self.files.out_of_memory(datetime.now())
-        if not self.save(path, {**more, "oom": asdict(event)}):
+        known = asdict(event) | {"evaluating": REGISTRY.are_models_evaluating()}
+        if not self.save(path, {**more, "oom": known}):
             return
         self._latest_oom = path, event.device
         # After an out-of-memory of the CPU, reading might fail too.

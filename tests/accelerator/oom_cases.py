@@ -377,6 +377,16 @@ def deep_forward() -> None:
         update(optimizer, loss_of(model, tokens(16, 512)))
 
 
+def validation_keeps_graphs() -> None:
+    """Larger input: the validation after some steps has large batches, and keeps their graphs."""
+    model, optimizer = gpt(layers=8)
+    for _ in range(3):
+        update(optimizer, loss_of(model, tokens(4, 512)))
+    model.eval()
+    with torch.set_grad_enabled(not FIXED):
+        loss_of(model, tokens(16, 512))
+
+
 def two_trainings_in_threads() -> None:
     """Exhausted: two threads train at the same time, and each alone would fit."""
 

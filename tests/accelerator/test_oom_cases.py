@@ -99,6 +99,7 @@ CASES = {
         "Compute the loss in parts",
         helped={"PART": "8"},
     ),
+    "validation_keeps_graphs": Case((LARGER_INPUT, EXHAUSTED), "", "call it under torch.no_grad()"),
     "two_trainings_in_threads": Case((EXHAUSTED,), "", "half the batch saves"),
     "fails_in_backward": Case((EXHAUSTED,), "", "Compute the loss in parts", helped={"PART": "2"}),
     "gan_keeps_samples": Case((LEAK,), "gallery[…]", "Look at gallery[…]"),

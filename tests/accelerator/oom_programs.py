@@ -197,10 +197,23 @@ def retry() -> None:
     make(3000)
 
 
-def attempt(count: int) -> None:
+def retry_in_pieces() -> None:
+    """As `retry`, but what the failed attempt keeps lies between blocks that are used."""
+    used: list[torch.Tensor] = []
+    try:
+        attempt(2000, used)
+    except torch.OutOfMemoryError:
+        if "REMEDY" not in os.environ:
+            make(100)
+    make(100)
+
+
+def attempt(count: int, used: list[torch.Tensor] | None = None) -> None:
     kept = []
     for _ in range(count):
-        kept.append(make(100))
+        kept.append(make(100 if used is None else 4))
+        if used is not None:
+            used.append(make(4))
 
 
 def cached_pool() -> None:

@@ -198,6 +198,18 @@ def test_the_advice_helps(backend: str, tmp_path: Path) -> None:
     assert passed == dict.fromkeys(names, "passed")
 
 
+def test_an_exception_that_keeps_pieces_is_no_reason(backend: str, tmp_path: Path) -> None:
+    # WHEN a failed attempt keeps half of the memory, in pieces that are too small
+    name = "retry_in_pieces"
+    assert run(backend, tmp_path, name, OUTPUT=str(tmp_path)) == {name: "failed"}
+    path = sorted(tmp_path.glob(f"{name}/oom_*/*.pickle"))[-1]
+    (explanation,) = explain(load(path))
+    # THEN the exception is not the reason
+    assert kinds(explanation) == [EXHAUSTED]
+    # AND that is true: the program fails without the exception, too
+    assert run(backend, tmp_path, name, REMEDY="1") == {name: "failed"}
+
+
 def test_how_far_a_forward_pass_was(backend: str, tmp_path: Path) -> None:
     # GIVEN programs whose forward pass runs out of memory, and the same on a larger device
     names = ("deep_forward", "deep_training")

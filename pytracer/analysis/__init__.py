@@ -14,26 +14,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytracer.analysis.diff.compare import compare_snapshots
-    from pytracer.analysis.explanation import explain
-    from pytracer.analysis.groups import who_holds
-    from pytracer.analysis.history import ContradictionError, replay
-    from pytracer.analysis.holders import sites_at
-    from pytracer.analysis.leaks.several_files import find_leaks
-    from pytracer.analysis.pinned_segments import fragmentation
-    from pytracer.analysis.report import stats
-
-__all__ = [
-    "ContradictionError",
-    "compare_snapshots",
-    "explain",
-    "find_leaks",
-    "fragmentation",
-    "replay",
-    "sites_at",
-    "stats",
-    "who_holds",
-]
+    from pytracer.analysis.diff.compare import compare_snapshots as compare_snapshots
+    from pytracer.analysis.explanation import explain as explain
+    from pytracer.analysis.groups import who_holds as who_holds
+    from pytracer.analysis.history import ContradictionError as ContradictionError
+    from pytracer.analysis.history import replay as replay
+    from pytracer.analysis.holders import sites_at as sites_at
+    from pytracer.analysis.leaks.several_files import find_leaks as find_leaks
+    from pytracer.analysis.pinned_segments import fragmentation as fragmentation
+    from pytracer.analysis.report import stats as stats
 
 _HOMES = {
     "ContradictionError": "history",
@@ -57,4 +46,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

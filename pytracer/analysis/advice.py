@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
+from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
@@ -31,24 +32,7 @@ from pytracer.analysis.leaks.results import (
     remedy,
 )
 from pytracer.analysis.lowering import lowering
-from pytracer.analysis.oom_verdict_kinds import (
-    EXCEPTION,
-    EXHAUSTED,
-    FRAGMENTED,
-    FREED,
-    GARBAGE,
-    GROWING,
-    LARGER_INPUT,
-    LIBRARY,
-    LIMIT,
-    NEARLY_ALL,
-    OTHER_POOL,
-    OTHERS,
-    REPLACED,
-    TOO_LARGE,
-    UNKNOWN,
-    Verdict,
-)
+from pytracer.analysis.oom_verdict_kinds import Verdict
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.unfinished import Unfinished
@@ -63,13 +47,13 @@ _MUCH_OF_ITEMS, _MOST_OF_ITEMS = 0.25, 0.5
 """The least part of the memory that the items of an object keep if they are where to look: if only
 less memory helps, and else."""
 
-_OF_REQUESTS = {LARGER_INPUT, REPLACED, GROWING}
+_OF_REQUESTS = {reasons.LARGER_INPUT, reasons.REPLACED, reasons.GROWING}
 """The verdicts that say what is wrong with the requests: then what keeps their blocks is not."""
 
-_HELD = {EXHAUSTED, TOO_LARGE} | _OF_REQUESTS
+_HELD = {reasons.EXHAUSTED, reasons.TOO_LARGE} | _OF_REQUESTS
 """The verdicts after which only less memory helps."""
 
-_OF_PLACE = {LIMIT, OTHER_POOL, FREED, LIBRARY}
+_OF_PLACE = {reasons.LIMIT, reasons.OTHER_POOL, reasons.FREED, reasons.LIBRARY}
 """The verdicts after which the program may hold what it holds."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
@@ -125,7 +109,7 @@ class Memory:
         """Whether nearly all memory was allocated."""
         sample = self.oom.sample
         return sample is not None and (
-            sample.allocated_bytes >= NEARLY_ALL * self.oom.most_reserved_bytes
+            sample.allocated_bytes >= reasons.NEARLY_ALL * self.oom.most_reserved_bytes
         )
 
 
@@ -177,21 +161,21 @@ def advise_after_oom(
     if leaks is not None:
         suggestions = _of_leak(path, leaks)
     else:
-        is_too_little = kinds <= _HELD or (UNKNOWN in kinds and memory.is_nearly_all)
+        is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and memory.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
-        lower = _dropping(memory.keepers) if kinds & {GARBAGE, EXCEPTION} else []
+        lower = _dropping(memory.keepers) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
         of_items = [] if kinds & _OF_REQUESTS else _of_items(memory, least)
         has_reason = lower + of_items != []
         less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
         # A setting with which this allocation succeeds moves the failure of a program that needs
         # more, or keeps more and more.
-        moves = kinds & {GARBAGE, EXCEPTION} or memory.is_nearly_all
+        moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or memory.is_nearly_all
         if kinds <= _HELD or (has_reason and moves):
             trials = []
         settings = _of_settings(data, path, kinds, trials)
-        suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
-    if OTHERS in kinds:
+        suggestions = settings + lower if reasons.FRAGMENTED in kinds else lower + settings
+    if reasons.OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
     return [*suggestions, *_for_next_run(data, memory.holders)]
@@ -201,15 +185,15 @@ def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestio
     """Return how a program holds less that needs more than there is."""
     categories, sample = memory.categories, memory.oom.sample
     found = [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
-    if LARGER_INPUT in kinds and memory.fitting_input:
+    if reasons.LARGER_INPUT in kinds and memory.fitting_input:
         found.append(Suggestion("", memory.fitting_input))
-    if kinds <= _HELD | {UNKNOWN}:
+    if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in memory.avoidable)
     total, missing, asked = 0, 0, memory.oom.requested_bytes
     if sample is not None:
         total = memory.oom.most_reserved_bytes
         missing = asked + sample.allocated_bytes - total
-    if TOO_LARGE in kinds and 2 * asked > total:
+    if reasons.TOO_LARGE in kinds and 2 * asked > total:
         why = (
             f"This line asks for {size(asked)} at once: look at its shapes, or compute it in parts."
         )
@@ -282,11 +266,11 @@ def _of_settings(
         how = "simulated" if fitting.is_exact else "simulated, with some deviation"
         return [Suggestion(command, why, f"{how}: this allocation succeeds")]
     found = []
-    if trials is None and FRAGMENTED in kinds:
+    if trials is None and reasons.FRAGMENTED in kinds:
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
-    if kinds & {EXHAUSTED, FRAGMENTED, UNKNOWN}:
+    if kinds & {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN}:
         found += _of_search(data, path)
     return found
 
@@ -339,18 +323,21 @@ _OF_STREAMS = {
 }
 
 _OF_KIND = {
-    LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before this line: "
-    "drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default pool.",
-    FREED: "Request it once more, outside of the `except` that catches the error. Or let the other "
-    "streams end their work before this line: torch.accelerator.synchronize().",
-    LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before this line "
-    "if much is cached, or limit the allocator at the start, as by "
+    reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
+    reasons.OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before "
+    "this line: drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default "
+    "pool.",
+    reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "
+    "the other streams end their work before this line: torch.accelerator.synchronize().",
+    reasons.LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before "
+    "this line if much is cached, or limit the allocator at the start, as by "
     "torch.cuda.set_per_process_memory_fraction(0.95).",
-    LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or divide it.",
-    GROWING: "Find what it computes with that grows from step to step, such as a queue or a cache "
-    "that `torch.cat` makes longer, and bound that.",
-    REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
+    reasons.LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or "
+    "divide it.",
+    reasons.GROWING: "Find what it computes with that grows from step to step, such as a queue or "
+    "a cache that `torch.cat` makes longer, and bound that.",
+    reasons.REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in "
+    "a loop.",
 }
 
 

@@ -7,6 +7,7 @@ in `oom_verdicts.py`, those of leaks in `leaks/results.py`, and what to try is i
 import shlex
 from collections.abc import Iterator
 
+from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.advice import is_much_unallocated
 from pytracer.analysis.alike import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
@@ -24,23 +25,6 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
-from pytracer.analysis.oom_verdict_kinds import (
-    EXCEPTION,
-    EXHAUSTED,
-    FRAGMENTED,
-    FREED,
-    GARBAGE,
-    GROWING,
-    LARGER_INPUT,
-    LEAK,
-    LIBRARY,
-    LIMIT,
-    OTHER_POOL,
-    OTHERS,
-    REPLACED,
-    TOO_LARGE,
-    UNKNOWN,
-)
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
 
@@ -49,21 +33,21 @@ SHOWN_RUNS = 3
 """The most runs of steps, and the most kinds of modules, that an answer names."""
 
 REASONS = {
-    LEAK: "a leak",
-    GARBAGE: "garbage that gc.collect() would free",
-    EXCEPTION: "an exception keeps the memory of a failed attempt",
-    FRAGMENTED: "fragmented",
-    LIMIT: "the process's memory limit",
-    OTHERS: "memory outside of torch's allocator",
-    OTHER_POOL: "free memory in another pool",
-    FREED: "memory became free too late",
-    LIBRARY: "a library got no memory of the device",
-    LARGER_INPUT: "this step needs more than those before",
-    GROWING: "one line requests more from step to step",
-    REPLACED: "one line's blocks become larger and larger",
-    EXHAUSTED: "nearly all memory is in use",
-    TOO_LARGE: "the request is too large",
-    UNKNOWN: "can't tell why",
+    reasons.LEAK: "a leak",
+    reasons.GARBAGE: "garbage that gc.collect() would free",
+    reasons.EXCEPTION: "an exception keeps the memory of a failed attempt",
+    reasons.FRAGMENTED: "fragmented",
+    reasons.LIMIT: "the process's memory limit",
+    reasons.OTHERS: "memory outside of torch's allocator",
+    reasons.OTHER_POOL: "free memory in another pool",
+    reasons.FREED: "memory became free too late",
+    reasons.LIBRARY: "a library got no memory of the device",
+    reasons.LARGER_INPUT: "this step needs more than those before",
+    reasons.GROWING: "one line requests more from step to step",
+    reasons.REPLACED: "one line's blocks become larger and larger",
+    reasons.EXHAUSTED: "nearly all memory is in use",
+    reasons.TOO_LARGE: "the request is too large",
+    reasons.UNKNOWN: "can't tell why",
 }
 """The kinds of verdicts in the words of an answer."""
 
@@ -161,7 +145,7 @@ def _of_oom(explanation: Explanation) -> Answer:
         bound = "" if oom.sample.is_exact else "up to "
         inside, segments = oom.sample.free_bytes, "segments"
         own, count = oom.own_pool_free_bytes, oom.own_pool_segments
-        if FRAGMENTED in kinds and own is not None and count is not None:
+        if reasons.FRAGMENTED in kinds and own is not None and count is not None:
             of = " of its pool" if own < inside else ""
             inside, segments = own, number(count, "segment") + of
         largest = min(oom.sample.largest_free_bytes, inside)
@@ -172,9 +156,9 @@ def _of_oom(explanation: Explanation) -> Answer:
             free += f"; device {size(oom.limit_bytes)}"
     lines.append(Line("free", free))
     for one in explanation.verdicts:
-        is_told = one.kind == FRAGMENTED
+        is_told = one.kind == reasons.FRAGMENTED
         why = "the free memory would be enough if it were in one piece" if is_told else one.text
-        lines.append(Line("why", f"because {why}" if one.kind == UNKNOWN else why))
+        lines.append(Line("why", f"because {why}" if one.kind == reasons.UNKNOWN else why))
     if explanation.ooms > 1:
         text = f"the last of {explanation.ooms:,} such errors in the file"
         if explanation.held_before_bytes:

@@ -7,6 +7,7 @@ not have saved it is compared with `requested_bytes`.
 
 from collections.abc import Iterator
 
+from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.allocator_rules import PAGE_BYTES
 from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.frame_text import call_site_text
@@ -16,23 +17,7 @@ from pytracer.analysis.leaks.results import (
     since_text,
     source_text,
 )
-from pytracer.analysis.oom_verdict_kinds import (
-    EXCEPTION,
-    EXHAUSTED,
-    FRAGMENTED,
-    FREED,
-    GARBAGE,
-    GROWING,
-    LARGER_INPUT,
-    LEAK,
-    NEARLY_ALL,
-    OTHER_POOL,
-    REPLACED,
-    TOO_LARGE,
-    UNKNOWN,
-    Surroundings,
-    Verdict,
-)
+from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.outside_memory import held_outside, of_library, of_limit, of_others
 from pytracer.analysis.usage import UsageSample
@@ -76,10 +61,10 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     sample = oom.sample
     if sample is None or sample.uncertain_bytes is None:
         reason = around.why_no_history or "the file has the events of one phase only"
-        return [Verdict(UNKNOWN, f"{reason}.")]
+        return [Verdict(reasons.UNKNOWN, f"{reason}.")]
     if oom.library_error is not None:
         found = [of_library(oom, sample, around)]
-        return found if found[0].kind == UNKNOWN else kept + dropped + found
+        return found if found[0].kind == reasons.UNKNOWN else kept + dropped + found
     is_free = oom.segment_bytes <= oom.available_bytes
     if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(oom)]
@@ -94,7 +79,7 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     found = [*kept, *pieces]
     if pieces and around.earlier is not None and around.earlier.growing:
         # That a setting joins them does not help for long.
-        found.append(Verdict(GROWING, _growing_text(oom, around.earlier)))
+        found.append(Verdict(reasons.GROWING, _growing_text(oom, around.earlier)))
     if not is_free:
         found += [*of_limit(oom), *of_others(oom, around, is_exhausted=exhausted != [])]
     if not is_free and not exhausted:
@@ -107,10 +92,10 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         return [_with_growth(exhausted[0], oom, around)]
     if is_free:
         return [_of_enough_memory(oom)]
-    grown = _with_growth(Verdict(UNKNOWN, _use_text(oom, sample, around)), oom, around)
-    if grown.kind != UNKNOWN:
+    grown = _with_growth(Verdict(reasons.UNKNOWN, _use_text(oom, sample, around)), oom, around)
+    if grown.kind != reasons.UNKNOWN:
         return [grown]
-    return [Verdict(UNKNOWN, _why_unknown(oom, sample, around))]
+    return [Verdict(reasons.UNKNOWN, _why_unknown(oom, sample, around))]
 
 
 def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
@@ -123,7 +108,7 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     if not _fits_without(oom, around, held) or needed > free + held:
         return
     yield Verdict(
-        LEAK,
+        reasons.LEAK,
         f"{rate_text(around.leaks, around.leaks.bytes_per_step)} are kept"
         f"{since_text(leaks, around.leaks)}, from {source_text(leaks)}, {size(held)} in all. "
         f"Without this memory, {_asked(oom)} would have fitted.",
@@ -162,13 +147,13 @@ def _dropped(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     asked = _asked(oom)
     if _fits_without(oom, around, around.garbage_bytes, around.fits_without_garbage):
         yield Verdict(
-            GARBAGE,
+            reasons.GARBAGE,
             f"objects that refer to each other, and that nothing else refers to, keep "
             f"{size(around.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
         )
     if _fits_without(oom, around, around.exception_bytes, around.fits_without_exception):
         yield Verdict(
-            EXCEPTION,
+            reasons.EXCEPTION,
             f"an exception keeps the functions that have failed, and they keep "
             f"{size(around.exception_bytes)}. Without this memory, {asked} would have fitted.",
         )
@@ -178,9 +163,9 @@ def _of_cpu(oom: OutOfMemory, around: Surroundings) -> Verdict:
     asked, free = size(oom.requested_bytes), size(oom.device_free_bytes)
     if oom.requested_bytes > oom.device_free_bytes:
         text = f"{asked} were requested, and {free} were free in the system."
-        return _with_growth(Verdict(TOO_LARGE, text), oom, around)
+        return _with_growth(Verdict(reasons.TOO_LARGE, text), oom, around)
     return Verdict(
-        UNKNOWN,
+        reasons.UNKNOWN,
         f"the system refused {asked}, although {free} were free. A limit of the process or of its "
         "container (ulimit -v, cgroup), or the kernel's overcommit policy, may be the reason.",
     )
@@ -189,7 +174,7 @@ def _of_cpu(oom: OutOfMemory, around: Surroundings) -> Verdict:
 def _of_enough_memory(oom: OutOfMemory) -> Verdict:
     needs = size(oom.segment_bytes)
     return Verdict(
-        UNKNOWN,
+        reasons.UNKNOWN,
         f"the allocator needed {needs} from the device, and {size(oom.available_bytes)} were free. "
         "A limit that is not in the file, a capture of a graph, or another process that held the "
         "memory for a moment may have prevented the allocation.",
@@ -198,7 +183,7 @@ def _of_enough_memory(oom: OutOfMemory) -> Verdict:
 
 def _of_freed_memory(oom: OutOfMemory) -> Verdict:
     return Verdict(
-        FREED,
+        reasons.FREED,
         f"{size(oom.own_pool_largest_bytes or 0)} are free in one piece that the request could "
         "use. They became free while the allocator looked for memory, as what another stream still "
         "used, or what another thread freed: it does not look there again before it fails.",
@@ -218,7 +203,7 @@ def _fragmented(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     largest = 0 if oom.sample is None else oom.sample.largest_free_bytes
     in_streams = "" if streams < 2 else f" of {streams} streams"
     yield Verdict(
-        FRAGMENTED,
+        reasons.FRAGMENTED,
         f"{size(oom.requested_bytes)} would fit into the {size(oom.available_bytes + own)} that "
         f"are free, {size(oom.available_bytes)} on the device and {size(own)} inside segments"
         f"{in_streams}, if they were one piece. The largest free block has {size(largest)}.",
@@ -266,10 +251,10 @@ def _exhausted(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> I
     is_short = (
         progress is not None and progress.more_bytes > oom.available_bytes + sample.free_bytes
     )
-    is_full = held - unsure >= (MOST if is_short else NEARLY_ALL) * total
+    is_full = held - unsure >= (MOST if is_short else reasons.NEARLY_ALL) * total
     if not is_full and not (wanted <= total and wanted - unsure >= ALL_BUT_PIECES * total):
         return
-    yield Verdict(EXHAUSTED, _use_text(oom, sample, around))
+    yield Verdict(reasons.EXHAUSTED, _use_text(oom, sample, around))
 
 
 def _use_text(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> str:
@@ -306,7 +291,7 @@ def _other_pool(oom: OutOfMemory) -> Iterator[Verdict]:
         return
     by = "" if pool.call_site is None else f", which {call_site_text(pool.call_site)} filled"
     yield Verdict(
-        OTHER_POOL,
+        reasons.OTHER_POOL,
         f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only what "
         f"allocates in this pool can use them. With them, the {size(oom.requested_bytes)} would "
         "have fitted.",
@@ -320,17 +305,17 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
         return verdict
     if _is_larger_input(oom, around):
         return Verdict(
-            LARGER_INPUT,
+            reasons.LARGER_INPUT,
             f"this line has requested at most {size(earlier.most_bytes)} at once in the "
             f"{number(earlier.steps, 'step')} before, and {asked} now, as for a longer sequence or "
             f"a larger batch. {sentence(verdict.text)}",
         )
     if earlier.growing:
-        return Verdict(GROWING, f"{_growing_text(oom, earlier)} {sentence(verdict.text)}")
+        return Verdict(reasons.GROWING, f"{_growing_text(oom, earlier)} {sentence(verdict.text)}")
     if earlier.replaced:
         span = "in this step" if earlier.has_steps else "since the recording began"
         return Verdict(
-            REPLACED,
+            reasons.REPLACED,
             f"this line has replaced {number(earlier.replaced, 'block')} by larger ones {span}, "
             f"from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop does. "
             f"{sentence(verdict.text)}",
@@ -358,7 +343,7 @@ def _too_large(oom: OutOfMemory, sample: UsageSample) -> Verdict:
         f"{size(oom.requested_bytes)} are more than all free memory, {free} on the device and "
         f"inside segments: at least {size(missing)} are missing."
     )
-    return Verdict(TOO_LARGE, text + held_outside(oom))
+    return Verdict(reasons.TOO_LARGE, text + held_outside(oom))
 
 
 def _why_unknown(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> str:

@@ -2,14 +2,8 @@
 
 from collections.abc import Iterator
 
-from pytracer.analysis.oom_verdict_kinds import (
-    LIBRARY,
-    LIMIT,
-    OTHERS,
-    UNKNOWN,
-    Surroundings,
-    Verdict,
-)
+from pytracer.analysis import oom_verdict_kinds as reasons
+from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import size
@@ -29,13 +23,13 @@ def of_library(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> V
     unused, free = sample.reserved_bytes - sample.allocated_bytes, size(oom.device_free_bytes)
     if oom.device_free_bytes > USUAL_CONTEXT_BYTES:
         why = f"a library got no memory of the device, although {free} were free"
-        return Verdict(UNKNOWN, f"{why}: {oom.library_error}.")
+        return Verdict(reasons.UNKNOWN, f"{why}: {oom.library_error}.")
     _, others = _elsewhere(oom, around)
     elsewhere = held_outside(oom)
     if others is not None and others > USUAL_CONTEXT_BYTES:
         elsewhere = f" Other processes hold {size(others)} of it."
     return Verdict(
-        LIBRARY,
+        reasons.LIBRARY,
         "a library such as cuBLAS asked the device for memory, without torch's allocator, and "
         f"{free} were free. The allocator has reserved "
         f"{size(sample.reserved_bytes)} of the device, of which {size(unused)} are not in use."
@@ -48,7 +42,7 @@ def of_limit(oom: OutOfMemory) -> Iterator[Verdict]:
     if oom.available_bytes < oom.device_free_bytes and oom.segment_bytes <= oom.device_free_bytes:
         unused = size(oom.device_free_bytes - oom.available_bytes)
         yield Verdict(
-            LIMIT,
+            reasons.LIMIT,
             f"the limit of the process (set_per_process_memory_fraction) leaves {unused} of the "
             f"device unused. Without it, the {size(oom.requested_bytes)} would have fitted.",
         )
@@ -83,7 +77,8 @@ def of_others(oom: OutOfMemory, around: Surroundings, *, is_exhausted: bool) -> 
             )
         held = ", and ".join(parts)
     yield Verdict(
-        OTHERS, f"{held}. Without this memory, the {size(oom.requested_bytes)} would have fitted."
+        reasons.OTHERS,
+        f"{held}. Without this memory, the {size(oom.requested_bytes)} would have fitted.",
     )
 
 

@@ -97,14 +97,11 @@ def file_categories(snapshot: Snapshot, rows: Column) -> BlockCategories:
     Blocks that are not in the file, with the row -1, and blocks without a category are unknown.
     """
     strings, blocks = snapshot.strings, snapshot.blocks
-    exists, pair, owner = rows >= 0, np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    row = rows[exists]
-    pair[exists] = blocks.category[row] * np.int64(len(strings)) + blocks.category_rule[row]
-    owner[exists] = blocks.owner[row]
-    pairs, kind = np.unique(pair, return_inverse=True)
+    category, rule = (values_of(column, rows) for column in (blocks.category, blocks.category_rule))
+    pairs, kind = np.unique(category * len(strings) + rule, return_inverse=True)
     texts = (divmod(both, len(strings)) for both in pairs.tolist())
     kinds = tuple((strings[category] or UNKNOWN, strings[rule]) for category, rule in texts)
-    return BlockCategories(kind, kinds, owner)
+    return BlockCategories(kind, kinds, values_of(blocks.owner, rows))
 
 
 def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
@@ -120,14 +117,10 @@ def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     return row
 
 
-def are_of_category(snapshot: Snapshot, row: Column, is_wanted: Callable[[str], object]) -> Column:
-    """Return for each block whether its category in the file is a wanted one: bool.
-
-    The blocks are given as rows of the snapshot's blocks, -1 for those freed before the end, which
-    have none.
-    """
-    category, found = snapshot.blocks.category[row[row >= 0]], np.zeros(len(row), bool)
-    found[row >= 0] = texts_matching(is_wanted, snapshot.strings, category)
+def values_of(column: Column, rows: Column) -> Column:
+    """Return a column of the snapshot's blocks at the `rows_at_end`: int64; 0 for the row -1."""
+    found = np.zeros(len(rows), np.int64)
+    found[rows >= 0] = column[rows[rows >= 0]]
     return found
 
 

@@ -16,11 +16,12 @@ from pytracer.analysis.block_categories import (
     file_categories,
     has_categories,
     rows_at_end,
+    values_of,
 )
 from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
-from pytracer.analysis.holder_names import file_holders, holder_names, is_variable, tells_where
+from pytracer.analysis.holder_names import holder_names, is_variable, tells_where
 from pytracer.analysis.life_rules import UNKNOWN, Rule
 from pytracer.analysis.modules import PREFIXES, modules_of
 from pytracer.analysis.releases import pool_fillers, releases
@@ -73,10 +74,7 @@ class HeldMemory:
     """The blocks that are active on a device at one moment.
 
     Attributes:
-        data: The device.
-        stacks: The snapshot's stacks.
         entry: The entry of the history's usage; None: only the state at the end is known.
-        blocks: Blocks that existed.
         rows: int64, which of them are active.
     """
 
@@ -164,7 +162,7 @@ class HeldMemory:
 
         Blocks that were freed before the end of the file have none, 0.
         """
-        return file_holders(self.data.snapshot, self._row_at_end)
+        return values_of(self.data.snapshot.blocks.holder, self._row_at_end)
 
     @cached_property
     def keeper(self) -> tuple[list[str], Column]:
@@ -218,7 +216,6 @@ class HeldMemory:
 
     @cached_property
     def _categories(self) -> BlockCategories:
-        """The categories of the active blocks."""
         found = None if self.entry is None else self.data.block_categories
         if found is None:
             return file_categories(self.data.snapshot, self._row_at_end)
@@ -269,10 +266,8 @@ class HeldMemory:
 
     def _by_step(self) -> _Coded:
         step = steps_at(self.data.boundaries, self.column("alloc_event"))
-        births, row = self.data.snapshot.blocks.birth_step, self._row_at_end
-        is_known_by_birth = (step == 0) & (row >= 0)
-        step[is_known_by_birth] = births[row[is_known_by_birth]]
-        steps, code_of = np.unique(step, return_inverse=True)
+        births = values_of(self.data.snapshot.blocks.birth_step, self._row_at_end)
+        steps, code_of = np.unique(np.where(step == 0, births, step), return_inverse=True)
         return len(steps), lambda code: int(steps[code]) or None, code_of
 
     def _by_age(self) -> _Coded:
@@ -303,7 +298,6 @@ def held_memory(data: DeviceData, entry: int | None) -> HeldMemory:
     """Return the memory that a device holds at one moment.
 
     Args:
-        data: The device.
         entry: An entry of the history: 0 is before the first event, `i + 1` after event i.
             None: the end, of which no history is needed.
     """
@@ -352,7 +346,6 @@ def _numbered(code: Column, codes: int) -> tuple[int, Column]:
 
     Args:
         code: int64, from 0 to `codes - 1`.
-        codes: The number of possible codes.
     """
     if codes > _MOST_COUNTED:
         distinct, number = np.unique(code, return_inverse=True)

@@ -100,22 +100,10 @@ def has_holders(snapshot: Snapshot) -> bool:
     return bool(snapshot.blocks.holder.any())
 
 
-def file_holders(snapshot: Snapshot, rows: Column) -> Column:
-    """Return the holders of blocks, given as rows of the snapshot's blocks, -1 for freed ones.
-
-    Returns:
-        int64, an index in the snapshot's `strings` for each block; 0: no holder is known.
-    """
-    holder = np.zeros(len(rows), np.int64)
-    holder[rows >= 0] = snapshot.blocks.holder[rows[rows >= 0]]
-    return holder
-
-
 def holder_names(strings: Sequence[str], holder: Column) -> tuple[list[str | None], Column]:
     """Group holders that differ only in the items of their paths.
 
     Args:
-        strings: The texts of holders.
         holder: int64, an index in `strings` for each block.
 
     Returns:
@@ -144,10 +132,8 @@ def main_holders(
     """Return the names of the holders of a part of the bytes, those that hold most first.
 
     Args:
-        strings: The texts of holders.
         holder: int64, an index in `strings` for each block.
         size_bytes: int64, the bytes of each block.
-        least: The least part.
     """
     names, group = holder_names(strings, holder)
     sums = np.zeros(len(names), np.int64)

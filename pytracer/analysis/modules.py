@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.block_categories import OF_NO_MODEL, rows_at_end
+from pytracer.analysis.block_categories import OF_NO_MODEL, rows_at_end, values_of
 from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.history import History
 from pytracer.analysis.stack_places import stack_places
@@ -55,7 +55,6 @@ def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) ->
     """Return the modules of blocks.
 
     Args:
-        snapshot: The snapshot.
         stack: For each block the stack of its allocation.
         phase: The phase of its allocation, an index in the snapshot's `strings`; 0: none.
         row: The block's row in the snapshot's blocks; -1 if it was freed before the end.
@@ -94,8 +93,7 @@ def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) ->
     # The block of several tensors may belong to several modules.
     is_other = texts_matching(OF_NO_MODEL.__contains__, strings, blocks.category)
     has_tensor = (blocks.owners == 1) & ~is_other
-    is_owned = (row >= 0) & has_tensor[row] if len(blocks) else np.zeros(len(row), bool)
-    owner = np.where(is_owned, blocks.owner[np.where(is_owned, row, 0)] if len(blocks) else 0, 0)
+    owner = values_of(np.where(has_tensor, blocks.owner, 0), row)
     names = {key: _module_of(strings[key], paths, owners) for key in np.unique(owner).tolist()}
     of_owner = numbered(owner, names)
     has_owner = of_owner != 0

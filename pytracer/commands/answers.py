@@ -1,14 +1,17 @@
 """The answer of `pytracer show` and of `pytracer.show`, from files."""
 
 import contextlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from pytracer.analysis.advice import Trial
-from pytracer.analysis.answer import Answer
+from pytracer.analysis.answer import Answer, Line, text_lines
 from pytracer.analysis.answered_files import AnsweredFile, answer_of_files, answered_file, in_order
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import explain_device
@@ -144,3 +147,13 @@ def show(*paths: str | Path, device: int | None = None) -> Answer:
     answer = answered(results, device).answer
     assert answer is not None  # `find` raises an error where there is no file
     return answer
+
+
+_MOST_WIDTH = 120
+
+
+def echo_answer(answer: Answer, source_of: Callable[[Line], str] = lambda _: "") -> None:
+    """Print an answer; `source_of` returns the source of a line's call site."""
+    width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
+    for line in text_lines(answer, width, source_of):
+        click.echo(line)

@@ -12,14 +12,19 @@ from rich.text import Text
 
 from pytracer.analysis.diff.changes import Change
 from pytracer.analysis.diff.compare import SummaryPair, compare
-from pytracer.analysis.diff.differences import DeviceDifference, Difference
+from pytracer.analysis.diff.differences import DeviceDifference, Difference, OptionChange
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
-from pytracer.analysis.diff.options import OptionChange
 from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import AT, answers, delta, falsified, signed, site_text
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import in_parallel, print_errors
-from pytracer.commands.shared_options import device_option, memory_option, source_path, top_option
+from pytracer.commands.shared_options import (
+    device_option,
+    memory_option,
+    parsed_by,
+    source_path,
+    top_option,
+)
 from pytracer.commands.show_tables import AMOUNTS, AMOUNTS_OF_CPU
 from pytracer.commands.table import Columns, Fitted, add_row, make_table, markdown, new_table
 from pytracer.errors import PytracerError
@@ -40,13 +45,6 @@ _AMOUNTS = AMOUNTS | {
 _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
 
 
-def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Limit | None:
-    try:
-        return None if text is None else parse_limit(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @click.command("diff")
 @click.argument("baseline", metavar="BASELINE", type=source_path)
 @click.argument("new", metavar="NEW", type=source_path)
@@ -56,7 +54,7 @@ def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Lim
     "--fail-over",
     "limit",
     metavar="LIMIT",
-    callback=_parse_limit,
+    callback=parsed_by(parse_limit),
     help="Only check that no peak of allocated or reserved memory, and no end, grew by more than "
     "LIMIT, such as 5% or 200MiB. Prints one line. Exits with 0 if all are within the limit, with "
     "1 if one is over the limit, and with 3 if this is unknown.",

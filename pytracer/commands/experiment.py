@@ -1,19 +1,144 @@
-"""The command `pytracer experiment`."""
+"""The command `pytracer experiment`: conclusions, a table, and notes."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
+from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 from rich.text import Text
 
-from pytracer.commands.comparison_table import output_comparison
-from pytracer.commands.interruption import Interruption, signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.parallel import progress_bar
+from pytracer.commands.parallel import Interruption, progress_bar, signals_interrupt
 from pytracer.commands.shared_options import plot_option
-from pytracer.experiments.comparison import Outcome
+from pytracer.commands.table import Cell, add_row, new_table
+from pytracer.experiments.comparison import Comparison, Outcome, Setting
+from pytracer.experiments.conclusions import conclusions, is_comparable, report, share, wrapped_name
 from pytracer.experiments.experiment_runs import REPORT, Experiment
-from pytracer.text import duration, printable, size
+from pytracer.experiments.plot import plot
+from pytracer.text import duration, number, printable, size
+from pytracer.tracing.options import variable
+
+SETTINGS_PER_TABLE = 3
+"""How many settings a table shows next to each other. With more settings there are several tables,
+and the first setting is in each."""
+
+NAME_WIDTH = 17
+"""The width of a setting's column."""
+
+
+_METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "peak_reserved_bytes": ("peak reserved", lambda value: size(round(value))),
+    "peak_allocated_bytes": ("peak allocated", lambda value: size(round(value))),
+    "peak_unallocated_bytes": ("peak unallocated", lambda value: size(round(value))),
+    "oom_unallocated_bytes": ("OOM unallocated", lambda value: size(round(value))),
+    "oom_requested_bytes": ("OOM requested", lambda value: size(round(value))),
+    "device_allocs": ("device allocs", "{:,g}".format),
+    "retries": ("retries", "{:,g}".format),
+    "step_us": ("time per step", lambda value: duration(round(value))),
+    "wall_s": ("wall time", lambda value: duration(round(value * 1e6))),
+}
+
+
+def output_comparison(
+    comparison: Comparison, json_output: JsonOutput, plot_path: Path | None = None
+) -> None:
+    """Print a comparison, and write the files that were asked for."""
+    if not json_output.is_only:
+        show(comparison)
+    json_output.write(report(comparison))
+    if plot_path is not None:
+        plot(comparison, plot_path)
+
+
+def show(comparison: Comparison) -> None:
+    """Print the conclusions, the table, and notes on what the table does not show."""
+    console = Console(highlight=False)
+    for sentence in conclusions(comparison):
+        console.print(Text(printable(sentence), "bold"), soft_wrap=True)
+    first, *others = comparison.settings
+    step = SETTINGS_PER_TABLE - 1
+    for begin in range(0, max(len(others), 1), step):
+        console.print(_table([first, *others[begin : begin + step]]))
+    for note in [*_notes(comparison), *comparison.notes]:
+        console.print(Text(printable(note)), soft_wrap=True)
+
+
+def _table(settings: list[Setting]) -> Table:
+    names = (wrapped_name(printable(setting.name), NAME_WIDTH) for setting in settings)
+    table = new_table(["", *names], text=0)
+
+    def row(name: str, cell_of: Callable[[Setting], Cell]) -> None:
+        add_row(table, name, *map(cell_of, settings))
+
+    if any(len(setting.outcomes) != 1 for setting in settings):
+        row("runs", _runs)
+    row("out of memory", _out_of_memory)
+    has_ooms = any(setting.out_of_memory_runs[0] for setting in settings)
+    for attribute, (name, shown) in _METRICS.items():
+        if has_ooms or not attribute.startswith("oom_"):
+            row(name, partial(_cell, settings[0], attribute=attribute, shown=shown))
+    return table
+
+
+def _runs(setting: Setting) -> str:
+    measured, ended = len(setting.measured), len(setting.outcomes)
+    return str(ended) if measured == ended else f"{measured} of {ended}"
+
+
+def _out_of_memory(setting: Setting) -> Cell:
+    runs, known = setting.out_of_memory_runs
+    if not runs:
+        return "no" if known else "-"
+    if known > 1:
+        return Text(f"in {runs} of {known} runs", "bold red")
+    ooms = setting.typical("ooms") or 0
+    return Text("yes" if ooms == 1 else f"{ooms:,g} times", "bold red")
+
+
+def _cell(first: Setting, setting: Setting, attribute: str, shown: Callable[[float], str]) -> str:
+    value, spread = setting.typical(attribute), setting.spread(attribute)
+    if value is None or spread is None:
+        return "-"
+    lines = [f"≥ {shown(value)}" if setting.is_lower_bound(attribute) else shown(value)]
+    if spread[0] != spread[1]:
+        lines.append(_range(*map(shown, spread)))
+    before = first.typical(attribute)
+    if before is not None and value != before and is_comparable(first, setting, attribute):
+        lines.append(_difference(value - before, before, shown))
+    return "\n".join(lines)
+
+
+def _range(least: str, most: str) -> str:
+    """Return a range, with the unit once if both bounds have it."""
+    (least_number, _, least_unit), (_, _, most_unit) = least.partition(" "), most.partition(" ")
+    return f"{least_number if least_unit == most_unit else least} .. {most}"
+
+
+def _difference(difference: float, before: float, shown: Callable[[float], str]) -> str:
+    sign = "+" if difference > 0 else "-"
+    in_percent = f", {sign}{share(difference, before)}" if before else ""
+    return sign + shown(abs(difference)) + in_percent
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    for setting in comparison.settings:
+        for i, outcome in enumerate(setting.outcomes, 1):
+            if outcome.failure is not None:
+                which = f", run {i}" if len(setting.outcomes) > 1 else ""
+                yield f"{setting.name}{which} failed: {outcome.failure}"
+        if setting.is_lower_bound("peak_unallocated_bytes"):
+            yield (
+                f"{setting.name}: peak unallocated may have been higher, because the snapshots "
+                f"lack events. A larger {variable('trace_alloc_max_entries')} keeps more events."
+            )
+        if early := sum(run.ended_early and bool(run.ooms) for run in setting.measured):
+            yield (
+                f"{setting.name}: {number(early, 'run')} ended because memory ran out. Its "
+                "numbers cover only the part before, so the table shows no differences to them."
+            )
 
 
 @click.command(
@@ -96,8 +221,8 @@ def _run_all(experiment: Experiment, bar: Progress) -> None:
     runs, settings = experiment.runs, experiment.comparison.settings
     task = bar.add_task("Checking the settings", total=len(runs))
     experiment.prepare()
-    for number, run in enumerate(runs, 1):
-        name = f"{number}/{len(runs)} {settings[run.setting].name}"
+    for count, run in enumerate(runs, 1):
+        name = f"{count}/{len(runs)} {settings[run.setting].name}"
         bar.update(task, description=printable(name))
         outcome = experiment.run(run)
         bar.advance(task)

@@ -1,36 +1,24 @@
 """The command `pytracer fit`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
-from pytracer.commands.answer_output import echo_answer
-from pytracer.commands.interruption import signals_interrupt
+from pytracer.commands.answers import echo_answer
 from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.parallel import signals_interrupt
 from pytracer.commands.shared_options import (
-    parse_size,
+    parsed_by,
     plot_option,
     settings_option,
     simulated_device_option,
 )
-from pytracer.errors import ConfigError
 from pytracer.fitting import fit
 from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target
-from pytracer.text import printable
-
-
-def _parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
-    def parsed(_: click.Context, __: click.Parameter, text: Any) -> Any:
-        try:
-            return parse(text)
-        except ConfigError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return parsed
+from pytracer.text import parsed_size, printable
 
 
 @click.command("fit")
@@ -39,7 +27,7 @@ def _parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
     "--at",
     metavar="NAME=SIZE,...",
     required=True,
-    callback=_parsed_by(parsed_target),
+    callback=parsed_by(parsed_target),
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
     "32, batch=8..32..8 every eighth; the last is the target.",
 )
@@ -47,7 +35,7 @@ def _parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
     "--device-memory",
     "device_memory_bytes",
     metavar="SIZE",
-    callback=parse_size,
+    callback=parsed_by(parsed_size),
     help="The memory of the device of the next run, such as 80GiB.  [default: that of the recorded "
     "device]",
 )
@@ -56,7 +44,7 @@ def _parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
     "--scale",
     metavar="CATEGORY=FACTOR,...",
     multiple=True,
-    callback=_parsed_by(parsed_scale),
+    callback=parsed_by(parsed_scale),
     help="Estimate a changed program: optimizer_state=0.25 for 8-bit states of Adam, and "
     "parameter=1/8,gradient=1/8,optimizer_state=1/8 for shards of 8 ranks. The categories are "
     "those of `pytracer show --by category`.",

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import click
 
-from pytracer.commands.interruption import Interruption, signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.parallel import progress_bar
+from pytracer.commands.parallel import Interruption, progress_bar, signals_interrupt
 from pytracer.commands.shared_options import memory_option, source
 from pytracer.fleet.collection import Collected, Engine, LocalEngine
 from pytracer.fleet.collection import collect as collect_files

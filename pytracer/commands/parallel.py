@@ -1,10 +1,15 @@
-"""Read several files at the same time, with progress and errors on standard error."""
+"""Read several files at the same time, with progress and errors on standard error.
+
+A signal ends a command that runs other processes.
+"""
 
 import contextlib
+import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 import click
 from rich.console import Console
@@ -114,3 +119,27 @@ def print_errors(results: Iterable[object]) -> bool:
     for error in errors:
         click.echo(f"Error: {printable(str(error))}", err=True)
     return bool(errors)
+
+
+class Interruption(SystemExit):
+    """A signal has asked the command to end; the exit code is that which shells use for it."""
+
+
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Raise `Interruption` on SIGINT, SIGTERM and SIGHUP, so that child processes end too.
+
+    A signal that the command was started to ignore, as by nohup, stays ignored.
+    """
+
+    def interrupt(number: int, _: FrameType | None) -> NoReturn:
+        raise Interruption(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

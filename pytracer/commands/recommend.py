@@ -9,10 +9,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from pytracer.commands.interruption import signals_interrupt
 from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.parallel import signals_interrupt
 from pytracer.commands.shared_options import (
-    parse_sizes,
+    parsed_by,
     settings_option,
     simulated_device_option,
     source_path,
@@ -21,7 +21,7 @@ from pytracer.commands.table import Columns, make_table
 from pytracer.experiments.conclusions import wrapped_name
 from pytracer.recommendation import Recommendation, TriedSetting, recommend_sweep
 from pytracer.simulator.deviation import deviation_text
-from pytracer.text import printable, size
+from pytracer.text import parsed_size, printable, size
 
 ROWS = 6
 """The most settings in the table; JSON has all."""
@@ -39,7 +39,7 @@ NAME_WIDTH = 26
     "capacities",
     metavar="SIZE",
     multiple=True,
-    callback=parse_sizes,
+    callback=parsed_by(lambda texts: [*dict.fromkeys(map(parsed_size, texts))]),
     help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
     "several devices.  [default: the limit of the recording, if the file has it]",
 )
@@ -59,9 +59,7 @@ NAME_WIDTH = 26
     help="Estimate the program with other sizes of these allocations, such as model.py:12=0.5.",
 )
 @json_options
-def command(
-    path: Path, capacities: tuple[int, ...], json_output: JsonOutput, **question: Any
-) -> None:
+def command(path: Path, capacities: list[int], json_output: JsonOutput, **question: Any) -> None:
     """Which allocator settings does this recording need?
 
     \b

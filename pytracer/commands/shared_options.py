@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pytracer.errors import PytracerError
+from pytracer.errors import ConfigError, PytracerError
 from pytracer.text import parsed_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -106,27 +106,23 @@ moment_option = click.option(
 )
 
 
-def parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """Return the bytes that the text of an option means, such as "8GiB"."""
-    try:
-        return None if text is None else parsed_size(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return the callback of an option: what `parse` makes of its text, or texts; None stays."""
 
+    def parsed(_: click.Context, __: click.Parameter, text: Any) -> Any:
+        try:
+            return None if text is None else parse(text)
+        except (ValueError, ConfigError) as error:
+            raise click.BadParameter(str(error)) from None
 
-def parse_sizes(
-    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
-) -> tuple[int, ...]:
-    """Return the bytes that the texts of an option mean, each size once."""
-    sizes = (parse_size(context, parameter, text) for text in texts)
-    return tuple(dict.fromkeys(size for size in sizes if size is not None))
+    return parsed
 
 
 memory_option = click.option(
     "--memory",
     "memory_bytes",
     metavar="SIZE",
-    callback=parse_size,
+    callback=parsed_by(parsed_size),
     help="The most memory to use for files that are read at the same time, such as 8GiB. Further "
     "files wait. A file that alone needs more is read by itself.  "
     "[default: a quarter of the free memory]",

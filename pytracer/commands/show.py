@@ -12,8 +12,7 @@ import click
 from pytracer.analysis.answer import Line
 from pytracer.analysis.answered_files import AnsweredFile
 from pytracer.analysis.held_memory import KEYS
-from pytracer.commands.answer_output import echo_answer
-from pytracer.commands.answers import Answered, answered, read_file
+from pytracer.commands.answers import Answered, answered, echo_answer, read_file
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import (
@@ -148,45 +147,39 @@ def _question(
     names = [name for name, is_asked in questions.items() if is_asked]
     if len(names) > 1:
         raise click.UsageError(f"give one of {' and '.join(names)}")
-    notes: list[str] = []
-    show: Callable[[Any], None]
-    read: Callable[[Path], Any]
-    if asks_who:
-        from pytracer.commands import show_held
-
-        read = partial(
-            _noted, show_held.held, device=device, by=by or "line", depth=depth, at=moment
-        )
-        show = partial(show_held.show, top=top)
-        return Question(read, show, partial(_without_notes, notes), notes=notes)
+    show: Callable[..., None]
     if leaks:
         from pytracer.analysis.leaks.several_files import combine, examine
-        from pytracer.commands import show_leaks
+        from pytracer.commands.show_leaks import show
 
         read = partial(_loaded, examine, device=device, is_only=is_only)
-        return Question(read, partial(show_leaks.show, top=top), combine, vars)
-    if fragmentation:
-        from pytracer.analysis import pinned_segments
-        from pytracer.commands import show_fragmentation
+        return Question(read, partial(show, top=top), combine, vars)
+    if not (asks_who or fragmentation or address is not None):
+        read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
+        show = _show_verdict
+        if has_all:
+            from pytracer.commands import show_all
 
-        read = partial(_noted, pinned_segments.fragmentation, device=device, at=moment)
-        show = partial(show_fragmentation.show, top=top)
-        return Question(read, show, partial(_without_notes, notes), notes=notes)
-    if address is not None:
+            read = partial(read, has_all=True)
+            show = partial(show_all.show, top=top)
+        return Question(read, show, partial(answered, device=device), _content)
+    if asks_who:
+        from pytracer.commands.show_held import held, show
+
+        read = partial(_noted, held, by=by or "line", depth=depth, at=moment)
+    elif fragmentation:
+        from pytracer.analysis.pinned_segments import fragmentation as free_memory
+        from pytracer.commands.show_fragmentation import show
+
+        read = partial(_noted, free_memory, at=moment)
+    else:
         from pytracer.analysis.addresses import blocks_at
-        from pytracer.commands import show_address
+        from pytracer.commands.show_address import parsed, show
 
-        read = partial(_noted, blocks_at, device=device, address=show_address.parsed(address))
-        show = partial(show_address.show, top=top)
-        return Question(read, show, partial(_without_notes, notes), notes=notes)
-    read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
-    show = _show_verdict
-    if has_all:
-        from pytracer.commands import show_all
-
-        read = partial(read, has_all=True)
-        show = partial(show_all.show, top=top)
-    return Question(read, show, partial(answered, device=device), _content)
+        read = partial(_noted, blocks_at, address=parsed(address or ""))
+    notes: list[str] = []
+    combined = partial(_without_notes, notes)
+    return Question(partial(read, device=device), partial(show, top=top), combined, notes=notes)
 
 
 def _loaded(function: Callable[..., Any], path: Path, **question: Any) -> Any:
@@ -200,7 +193,6 @@ def _noted(function: Callable[..., Any], path: Path, **question: Any) -> tuple[A
 
 
 def _without_notes(notes: list[str], results: list[tuple[Any, list[str]]]) -> list[Any]:
-    """Return the answers for files, and add what was noted to `notes`."""
     for _, noted in results:
         notes += noted
     return [answer for answer, _ in results]

@@ -14,10 +14,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer.analysis.block_categories import block_categories, rows_at_end
+from pytracer.analysis.block_categories import block_categories, rows_at_end, values_of
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
-from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.modules import block_modules
 from pytracer.atomic_file import open_output
 from pytracer.errors import PytracerError
@@ -189,7 +188,8 @@ class _Tables:
             time_us = self._snapshot.traces[device].time_us
             found = block_categories(self._snapshot, device, history)
             modules = block_modules(self._snapshot, device, history)
-            holder = file_holders(self._snapshot, rows_at_end(self._snapshot, device, blocks))
+            at_end = rows_at_end(self._snapshot, device, blocks)
+            holder = values_of(self._snapshot.blocks.holder, at_end)
             kinds = [self._texts(pair[i] for pair in found.kinds) for i in range(2)]
             paths = self._texts(modules.paths)
             for begin in range(0, len(blocks), ROWS):
@@ -304,7 +304,6 @@ class _Tables:
 
 
 def _histories(snapshot: Snapshot) -> tuple[list[History], list[str]]:
-    """Return the history of each device, and a sentence for each whose history is unknown."""
     found: list[History] = []
     notes = [] if any(map(len, snapshot.traces)) else [f"{snapshot.path}: it has no events"]
     for device in range(len(snapshot.traces)):

@@ -9,12 +9,11 @@ from pytracer.analysis.requests import extract_recording
 from pytracer.errors import ConfigError
 from pytracer.fitting.alignment import StackNames, common_steps, recorded
 from pytracer.fitting.allocators import Allocator, device_of
-from pytracer.fitting.answers import answer_of, notes_of
 from pytracer.fitting.certainty import bounds_of, checked_files, kind_of
 from pytracer.fitting.lines import grown
 from pytracer.fitting.one_file import shown_by
 from pytracer.fitting.prediction import Program
-from pytracer.fitting.results import OWN, CheckedFile, Fit
+from pytracer.fitting.results import OWN, CheckedFile, Fit, answer_of, notes_of
 from pytracer.fitting.scaling import Scale, factors_of, scale_notes
 from pytracer.fitting.sizes import (
     Sizes,

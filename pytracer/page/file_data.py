@@ -11,9 +11,8 @@ import numpy as np
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.layout import are_small
 from pytracer.analysis.ooms import limit_bytes_of
-from pytracer.page.columns import Packer
 from pytracer.page.parts import Part, parts_of, rows_of
-from pytracer.page.tables import Tables, shortened
+from pytracer.page.tables import Packer, Tables, shortened
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -205,7 +204,6 @@ def _segments(part: Part, tables: Tables, packer: Packer, base: int) -> dict[str
 
 
 def _steps(part: Part) -> list[tuple[int, int]]:
-    """Return the steps and their first events among the events of the part."""
     boundaries = part.data.boundaries
     if not part.events or not part.data.has_marked_steps:
         return []

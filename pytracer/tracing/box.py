@@ -2,12 +2,17 @@
 
 There is one, for all tracers with an output, from the first one's start on. A tracer that has
 written its file at the end needs it no more; without another one, the box says so.
+
+Snapshots of other killed processes of the same run are made when this process begins and when it
+ends. So there is a file although nobody asks for one: torchrun's agent writes it, which ends after
+its workers, or the process that is started in place of a killed one.
 """
 
 import atexit
 import json
 import multiprocessing.util
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -16,8 +21,9 @@ from typing import Any
 
 from pytracer import _core
 from pytracer.boxes import places, restoring
+from pytracer.boxes.restoring import left_in, restore
 from pytracer.errors import PytracerError
-from pytracer.log import warn_once
+from pytracer.log import report_once, warn_once
 from pytracer.tracing import ranks
 
 _REFRESH_S = 10.0
@@ -142,3 +148,52 @@ def _remove_unused() -> None:
 
 
 atexit.register(_remove_unused)  # early, so that it runs after the tracers' last files
+
+
+_AT_START_S = 60.0  # beside the job
+_AT_EXIT_S = 10.0
+_MOST_OUTPUTS = 8
+
+_threads: dict[Path, threading.Thread | None] = {}  # of this process, by the output
+_pid: int | None = None
+
+
+def look_after(output: Path) -> None:
+    """Restore what processes with this output have left, now and at the end. Never raises."""
+    global _pid
+    try:
+        if _pid != os.getpid():
+            _pid = os.getpid()
+            _threads.clear()
+            atexit.register(_at_exit, _pid)
+        if output in _threads or len(_threads) >= _MOST_OUTPUTS:
+            return
+        _threads[output] = None
+        if any(left_in(output, also_below=False)):
+            thread = threading.Thread(target=_restore, args=(output, _AT_START_S), daemon=True)
+            _threads[output] = thread
+            thread.start()
+    except Exception as error:
+        _warn(error)
+
+
+def _restore(output: Path, within_s: float) -> None:
+    try:
+        for line in restore(output, within_s):
+            report_once(line)
+    except Exception as error:
+        _warn(error)
+
+
+def _at_exit(pid: int) -> None:
+    if pid != os.getpid():
+        return
+    end = time.monotonic() + _AT_EXIT_S
+    for output, thread in _threads.items():
+        if thread is not None:
+            thread.join(max(end - time.monotonic(), 0.0))
+        _restore(output, end - time.monotonic())
+
+
+def _warn(error: Exception) -> None:
+    warn_once(f"what killed processes have left cannot be restored: {error!r}", "left boxes")

@@ -49,7 +49,7 @@ class KeptAtSteps:
 def _kept(recording: DeviceRecording) -> list[list[Any]]:
     """Return devices, bytes and frames of the largest call sites, and what keeps them."""
     from pytracer.analysis.call_sites import call_sites
-    from pytracer.analysis.holder_names import file_holders, main_holder, tells_where
+    from pytracer.analysis.holder_names import main_holder, tells_where
     from pytracer.analysis.leaks.one_file import stack_frames
     from pytracer.reading.reader import load
 
@@ -59,7 +59,7 @@ def _kept(recording: DeviceRecording) -> list[list[Any]]:
     frames = stack_frames(snapshot, call_sites(snapshot.stacks))
     for device in snapshot.metadata.devices:
         rows = snapshot.blocks_in_use(device)
-        holder = file_holders(snapshot, rows)
+        holder = blocks.holder[rows]
         for number in np.unique(blocks.stack[rows[holder > 0]]).tolist():
             of_stack = blocks.stack[rows] == number
             size_bytes = blocks.size_bytes[rows[of_stack]]

@@ -14,7 +14,7 @@ from typing import Any
 from pytracer import _core
 
 # Not when a file is written: a process forked while another thread imports would wait for ever.
-from pytracer.analysis.program_files import ProgramFiles
+from pytracer.analysis.call_sites import ProgramFiles
 from pytracer.log import warn_once
 from pytracer.reading.files import read_source
 

@@ -10,15 +10,14 @@ import numpy.typing as npt
 
 from pytracer import _core
 from pytracer.backends import oom
-from pytracer.tracing import box, description, left_boxes, on_demand, phases, process
+from pytracer.tracing import box, description, on_demand, phases, process
 from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
-from pytracer.tracing.option_values import Options
+from pytracer.tracing.option_values import Options, takes_options, with_options
 from pytracer.tracing.options import TracerOptions, switched_off
 from pytracer.tracing.snapshot_writer import SnapshotWriter
 from pytracer.tracing.step_recording import StepRecording
-from pytracer.tracing.tracer_arguments import takes_options, with_options
 from pytracer.tracing.training_phases import TRAINING_PHASES
 
 
@@ -99,7 +98,7 @@ class Tracer(LiveAnswers):
         else:
             process.waiting.add(self)
         if self._writer.files is not None:
-            left_boxes.look_after(self._writer.files.folder)
+            box.look_after(self._writer.files.folder)
         return self
 
     def _record(self, indices: Indices) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from commands import cells
 
-from pytracer.commands.comparison_table import output_comparison
+from pytracer.commands.experiment import output_comparison
 from pytracer.commands.json_output import JsonOutput
 from pytracer.errors import PytracerError
 from pytracer.experiments.comparison import Comparison, Outcome, Setting

@@ -16,7 +16,7 @@ from processes import environment, run, run_python
 import pytracer
 from pytracer import child_process
 from pytracer.child_process import run_to_end
-from pytracer.commands.interruption import Interruption, signals_interrupt
+from pytracer.commands.parallel import Interruption, signals_interrupt
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments import experiment_runs, function_experiment
 from pytracer.experiments.experiment_runs import Experiment, balanced_order

@@ -23,9 +23,9 @@ from pytracer.analysis.layout import Segment, layout_at, segments_at
 from pytracer.errors import PytracerError
 from pytracer.page import file_data as page_of_file
 from pytracer.page import parts, tables
-from pytracer.page.columns import Packer
 from pytracer.page.open_file import open_file, summarised
 from pytracer.page.page import page_of
+from pytracer.page.tables import Packer
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot, has_events
 from pytracer.reading.steps import step_at

@@ -4,8 +4,9 @@ Each device is compared at its own peak of allocated bytes, or both devices at t
 them has no history.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.diff.devices import (
@@ -15,8 +16,7 @@ from pytracer.analysis.diff.devices import (
     kind_of,
     pair_devices,
 )
-from pytracer.analysis.diff.differences import Difference
-from pytracer.analysis.diff.options import option_changes
+from pytracer.analysis.diff.differences import Difference, OptionChange
 from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.reading.snapshot import Snapshot
 
@@ -95,3 +95,71 @@ def compare(
         only_new=only[1],
         errors=failed,
     )
+
+
+_FALSIFIES = {
+    "forward_stacks": "call sites are compared without the stacks of forward calls, because only "
+    "one side has them. Categories and modules of what the backward pass allocates may differ for "
+    "this reason alone",
+    "stack_depth": "a line that is called through more frames than the smaller depth may be "
+    "another call site",
+    "context": "with less context, blocks or events have no stack",
+    "stand_in.stacks": "with other stacks, a block may have another call site",
+    "stand_in.skip_actions": "the counts of the skipped events differ",
+    "backends": "each backend's allocator rounds sizes in its own way",
+}
+"""What differs in the recordings of the same program, if only this option differs."""
+
+OptionValues = tuple[str, str | None, str | None]
+
+
+def option_changes(
+    pairs: Iterable[tuple[SnapshotSummary, SnapshotSummary]],
+) -> list[OptionChange]:
+    """Return what differs between each two files, first what falsifies their comparison."""
+    pairs = list(pairs)
+    found = Counter(values for pair in pairs for values in _of_pair(*pair))
+    falsifies = dict(_FALSIFIES)
+    files = [file.metadata for pair in pairs for file in pair if file.metadata.is_pytracers]
+    if all(metadata.stacks.truncated == 0 for metadata in files):
+        del falsifies["stack_depth"]
+    changes = [
+        OptionChange(*values, falsifies=falsifies.get(values[0], ""), pairs=count)
+        for values, count in found.most_common()
+    ]
+    return sorted(changes, key=lambda change: not change.falsifies)
+
+
+def _of_pair(before: SnapshotSummary, after: SnapshotSummary) -> Iterator[OptionValues]:
+    yield from _changed(before.metadata.options, after.metadata.options, "pytracer")
+    name, settings = "allocator_settings", (before.allocator_settings, after.allocator_settings)
+    yield from _changed(*settings, name, f"{name}.")
+
+
+def _changed(
+    before: Mapping[str, Any], after: Mapping[str, Any], name: str, prefix: str = ""
+) -> Iterator[OptionValues]:
+    """Find the values that differ between two files.
+
+    Args:
+        before, after: The values of each file; {} if it has none.
+        name: The name to yield if one file has none.
+        prefix: The prefix of the values' names.
+
+    Yields:
+        The name, and both values as text; None if that file does not have the value.
+    """
+    first, second = (dict(_flatten(values, prefix)) for values in (before, after))
+    if not first or not second:  # the file has none
+        first, second = ({name: f"({len(one)} values)"} if one else {} for one in (first, second))
+    for key in dict.fromkeys([*first, *second]):
+        if first.get(key) != second.get(key):
+            yield key, first.get(key), second.get(key)
+
+
+def _flatten(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)

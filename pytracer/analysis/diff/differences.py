@@ -4,9 +4,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytracer.analysis.diff.changes import Change
-from pytracer.analysis.diff.options import OptionChange
 
 At = Literal["peak", "end"]
+
+
+@dataclass(frozen=True)
+class OptionChange:
+    """A version, option or setting that differs between two snapshots.
+
+    Attributes:
+        name: The name, as in "torch", "metadata.lr" or "allocator_settings.expandable_segments".
+            The name "pytracer" alone means that one file has no metadata of pytracer, and
+            "allocator_settings" alone means that one file has no allocator settings.
+        before: The value in the baseline, as text; None if the baseline does not have it.
+        after: The value in the new snapshot, as text; None if the new snapshot does not have it.
+        falsifies: Which part of the comparison shows the options instead of the program, as a
+            sentence; "" if none does.
+        pairs: The number of pairs of files with this difference.
+    """
+
+    name: str
+    before: str | None
+    after: str | None
+    falsifies: str
+    pairs: int
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,24 @@
-"""What is searched for leaks: the blocks of one device over consecutive slots."""
+"""What is searched for leaks: the blocks of one device over consecutive slots.
+
+A step of a large model has ten thousand allocations, so the ring has the events of a few steps. Of
+earlier steps, the blocks that are still there are searched: live blocks carry the step in which
+they were allocated, and those of a leak are of all steps.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from pytracer.analysis.call_sites import is_programs_frame
+from pytracer.analysis.block_categories import rows_at_end, values_of
+from pytracer.analysis.call_sites import ProgramFiles, is_programs_frame
+from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import holder_names, main_holder
-from pytracer.analysis.leaks.growth import Lives
-from pytracer.analysis.program_files import ProgramFiles
+from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.reading.metadata import KeptMemory
 from pytracer.reading.snapshot import Column, Frame
+from pytracer.reading.steps import steps_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +29,10 @@ class Observation:
         lives: The blocks that outlived a slot.
         site: int64, for each stack a number that identifies its call site.
         frames: Returns the frames of a stack, from the call site outwards; () for an empty stack.
-        files: The program's source files.
         is_owned: bool, whether a model or an optimizer has the block at the end. Gradients and
             states of an optimizer that are made late are no leak: the parameters bound them.
         is_of_model: bool, whether the block is a parameter or a buffer at the end.
         is_workspace: bool, whether cuBLAS has the block, which the end of a program does not free.
-        slots: The number of slots.
         position: float64, the position of each slot: its step, or its time in seconds.
         has_steps: Whether the slots are steps.
         begins_late: Whether the steps before the first slot are missing.
@@ -84,3 +90,47 @@ class Observation:
         if name is None:
             return None, None
         return name, int(sizes[group == names.index(name)].sum())
+
+
+_MOST_SLOTS = 256
+"""Far fewer than steps whose blocks are told apart (`Blocks.birth_step`)."""
+
+
+def birth_steps(data: DeviceData) -> Column:
+    """Return the step in which each block was allocated that lives at the end; 0: not known."""
+    rows = rows_at_end(data.snapshot, data.device, data.history.blocks)
+    return values_of(data.snapshot.blocks.birth_step, rows)
+
+
+def edges_of_survivors(data: DeviceData, births: Column, first: int, last: int) -> Column | None:
+    """Return slots of equally many steps: the first one of each, and that after the last: int64.
+
+    Args:
+        births: `birth_steps`.
+        first, last: The complete steps of which the file has all events.
+
+    Returns:
+        None if there are no earlier ones, or too few.
+    """
+    # Steps of a job that goes on do not begin at 1.
+    begun = data.snapshot.metadata.host_memory[0][0] if data.snapshot.metadata.host_memory else 1
+    earliest = min(begun, int(births[births > 0].min(initial=first)))
+    steps = last + 1 - earliest
+    if earliest >= first or steps < LEAST_SLOTS:
+        return None
+    return np.linspace(earliest, last + 1, min(steps, _MOST_SLOTS) + 1).astype(np.int64)
+
+
+def slots_of_survivors(data: DeviceData, births: Column, edges: Column) -> tuple[Column, Column]:
+    """Return the slots in which each block was allocated and released, as `Lives` has them."""
+    blocks, boundaries = data.history.blocks, data.boundaries
+    step_of = partial(steps_at, boundaries, before=boundaries[0][0] - 1)
+
+    def slot_of(step: Column) -> Column:
+        slot: Column = np.searchsorted(edges, step, "right") - 1
+        return slot
+
+    birth = np.where(blocks.alloc_event >= 0, step_of(blocks.alloc_event), births)
+    is_left = blocks.free_requested_event >= len(data.trace)
+    death = np.where(is_left, edges[-1], step_of(blocks.free_requested_event))
+    return slot_of(birth), slot_of(death)

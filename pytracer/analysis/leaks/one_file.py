@@ -10,24 +10,28 @@ import numpy as np
 from pytracer.analysis.block_categories import (
     OF_MODEL,
     OF_NO_MODEL,
-    are_of_category,
     rows_at_end,
+    values_of,
 )
-from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
+from pytracer.analysis.call_sites import (
+    call_sites,
+    callers_of,
+    frame_at,
+    program_files,
+    texts_matching,
+)
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.leaks.bounded_growth import without_bounded
 from pytracer.analysis.leaks.groups import leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.observation import Observation
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
-from pytracer.analysis.leaks.survivors import (
+from pytracer.analysis.leaks.observation import (
+    Observation,
     birth_steps,
     edges_of_survivors,
     slots_of_survivors,
 )
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
 from pytracer.analysis.ooms import limit_bytes_of
-from pytracer.analysis.program_files import program_files
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
 from pytracer.reading.steps import step_at
 from pytracer.text import size
@@ -183,7 +187,6 @@ def judged(
 
     Args:
         growths, releases: As `search` returns them.
-        seen: What was searched.
         at_ends: The allocated bytes at the end of each slot.
     """
     if any(growth.verdict == "leak" for growth in growths):
@@ -270,12 +273,14 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
     is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
     is_left = blocks.free_requested_event >= len(data.trace)
     found = np.flatnonzero((is_carried & ~is_lost) | (~is_born & is_left))
-    row = rows_at_end(data.snapshot, data.device, blocks)[found]
-    is_of_model = are_of_category(data.snapshot, row, OF_MODEL.__contains__)
-    holder = file_holders(data.snapshot, row)
-    is_owned = ~are_of_category(data.snapshot, row, OF_NO_MODEL.__contains__) & (row >= 0)
-    owner = np.zeros(len(row), np.int64)
-    owner[is_owned] = data.snapshot.blocks.owner[row[is_owned]]
+    row, at_end = rows_at_end(data.snapshot, data.device, blocks)[found], data.snapshot.blocks
+    category, holder = (values_of(column, row) for column in (at_end.category, at_end.holder))
+    is_of_model, is_not_owned, is_workspace = (
+        texts_matching(names.__contains__, data.snapshot.strings, category)
+        for names in (OF_MODEL, OF_NO_MODEL, {"workspace"})
+    )
+    is_owned = ~is_not_owned
+    owner = np.where(is_owned, values_of(at_end.owner, row), 0)
     both = Lives(
         birth=birth[found],
         death=death[found],
@@ -288,17 +293,16 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         has_event=blocks.alloc_event[found] >= 0,
     )
     is_seen = both.birth < count
-    lives, row = both.of(is_seen), row[is_seen]
     has_steps = slots.unit == "step"
     sites = call_sites(data.snapshot.stacks)
     return Observation(
-        lives=lives,
+        lives=both.of(is_seen),
         site=sites,
         frames=stack_frames(data.snapshot, sites),
         files=program_files(data.snapshot.stacks),
         is_owned=is_owned[is_seen],
         is_of_model=is_of_model[is_seen],
-        is_workspace=are_of_category(data.snapshot, row, "workspace".__eq__),
+        is_workspace=is_workspace[is_seen],
         slots=count,
         position=slots.position,
         has_steps=has_steps,

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pytracer.analysis.call_sites import call_sites
+from pytracer.analysis.call_sites import ProgramFiles, call_sites, common_files, program_files
 from pytracer.analysis.device_data import chosen_devices, device_data, why_empty
 from pytracer.analysis.leaks.groups import search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames, unknown
 from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict, in_order
-from pytracer.analysis.program_files import ProgramFiles, common_files, program_files
 from pytracer.reading.files import parse_place
 from pytracer.reading.snapshot import Column, Frame, Snapshot
 
@@ -49,7 +48,6 @@ class FileLeaks:
     """What one file shows: the part of a search that needs the file's content.
 
     Attributes:
-        path: The file.
         process: A key that is the same for the files of one process.
         written_ns: When the file was written; None if unknown.
         step: The step in which the file was written; None if unknown.
@@ -57,7 +55,6 @@ class FileLeaks:
         alive: The blocks alive at the end, by the device's name; {} if there are no other files.
             Without the devices that have more than `MOST_BLOCKS`.
         stacks: The frames of the blocks' stacks, from the call site outwards, by their hash.
-        program_files: The program's source files.
     """
 
     path: str
@@ -236,7 +233,6 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
     """Return the blocks of all files, born and gone between two files or after the last one.
 
     Args:
-        ends: The files' blocks.
         numbers: The number of each stack, by its key.
     """
     file = np.repeat(np.arange(len(ends)), [len(end.block) for end in ends])

@@ -57,8 +57,6 @@ def blocks_at(
     """Return the blocks in which an address was, in the order of their allocation.
 
     Args:
-        snapshot: The snapshot.
-        address: The address.
         device: The index of the only device; None for all devices that were used.
         note: Called with a sentence if the file has no device.
 

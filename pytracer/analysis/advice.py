@@ -85,10 +85,7 @@ class Memory:
     """What held the memory of a device when it ran out.
 
     Attributes:
-        oom: The out-of-memory.
-        holders: The call sites that held most.
         keepers: All Python objects that keep memory.
-        categories: What the memory was for.
         progress: What was not finished; None if that is unknown.
         avoidable: The changes that avoid some of it.
         recomputed_bytes: What the recomputation of a checkpoint kept.
@@ -150,9 +147,6 @@ def advise_after_oom(
     """Return what to try after an out-of-memory error.
 
     Args:
-        data: The device.
-        found: The verdicts.
-        memory: What held the memory.
         trials: The simulated settings; None if none could be simulated.
         leaks: The leaks that are one of the reasons, or that the program had after it; else None.
     """

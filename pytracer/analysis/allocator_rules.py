@@ -24,8 +24,6 @@ def allocator_rules(
     """Return the rules, with the names of csrc/reading/allocator_rules.h.
 
     Args:
-        snapshot: The snapshot.
-        device: The device's index in it.
         segments, blocks: The indices of the device's segments, and of its blocks that are not free.
     """
     settings = snapshot.allocator_settings

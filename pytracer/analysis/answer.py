@@ -116,7 +116,6 @@ def text_lines(
     A line is longer than `width` only if a path, a name or a command is.
 
     Args:
-        answer: The answer.
         width: The width of the terminal, in characters.
         source_of: Returns the source of a call site that the snapshot lacks, "" if it is unknown.
         has_all: Whether to return every line: every figure follows.

@@ -77,7 +77,6 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
     """Return the answer about a device.
 
     Args:
-        explanation: The explanation of the device.
         is_saved: Whether commands can read the file.
     """
     leaks = explanation.leaks
@@ -337,7 +336,6 @@ _MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}
 
 
 def _alike(explanation: Explanation) -> Iterator[Line]:
-    """Yield the modules and the steps, those that are alike as one."""
     for one in explanation.modules[:SHOWN_RUNS]:
         name = one.name
         if one.modules > 1:

@@ -99,12 +99,6 @@ def _of_scores(held: HeldMemory, stack: int, asked: int, least: float) -> int:
     """Return the bytes of a loss's scores: a number for each token and word, several times.
 
     That are the blocks of the size of the request, or of what a loss has saved, or half or twice.
-
-    Args:
-        held: The blocks.
-        stack: The stack of the request.
-        asked: The size of the request.
-        least: The least bytes that count.
     """
     scores, stacks = asked, held.stacks
     frames = stacks.frame[stacks.offsets[stack] : stacks.offsets[stack + 1]][:_INNERMOST]

@@ -22,16 +22,12 @@ class DeviceData:
     """One device of a snapshot.
 
     Attributes:
-        snapshot: The snapshot.
-        device: The index of the device.
         trace: The device's events; none in the oldest files.
         history: The usage over the trace. With a contradiction, the usage that the trace alone
             gives, as far as it gives one (see `sum_trace`). Unknown without events. In a file of
             one phase, no entry is exact.
         contradiction: Why the trace does not lead to the final state, and what is known
             nevertheless; None if it does.
-        boundaries: The boundaries of the device's steps.
-        metadata: The device's metadata.
     """
 
     snapshot: Snapshot

@@ -180,7 +180,6 @@ def explain_device(
     """Explain a device: its last out-of-memory error, or else its peak.
 
     Args:
-        data: The device.
         try_settings: As `explain` takes it.
         ooms: The device's out-of-memory errors, if they are known already.
     """

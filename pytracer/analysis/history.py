@@ -112,7 +112,6 @@ class History:
 
     Attributes:
         usage: The usage before the first event and after each event.
-        blocks: Every block.
         exact_from: The first entry of `usage` from which all columns are exact. Before it some
             blocks have an unknown size (see `replay`): `requested_bytes`, `reserved_bytes` and
             `segments` are exact nevertheless; the other columns assume the smallest possible sizes.
@@ -286,7 +285,6 @@ def _uncertain(usage: Usage, blocks: Lifetimes, exact_from: int, rules: dict[str
 def _lifetimes(
     snapshot: Snapshot, device: int, trace: Trace, blocks: Column, lives: tuple[Column, ...]
 ) -> Lifetimes:
-    """Return the blocks, with their columns from the trace and the state."""
     address, size, requested, alloc, free_requested, free, is_sized, state_block = lives
     in_trace = np.flatnonzero(alloc >= 0)
     in_end = np.flatnonzero(state_block >= 0)

@@ -149,7 +149,6 @@ def by_site(held: HeldMemory, *keys: str, chains: CallChains) -> list[tuple[Sum,
     """Return the blocks by call site, and by other keys; the largest groups first.
 
     Args:
-        held: The blocks.
         keys: The other keys; see `HeldMemory.group`.
         chains: Those of the blocks' stacks.
 

@@ -151,7 +151,6 @@ def _events(snapshot: Snapshot, device: int, entry: int, *actions: int) -> Colum
 
 
 def _part(trace: Trace, event: int) -> Segment:
-    """Return what a segment event adds or removes."""
     return Segment(
         address=int(trace.address[event]),
         size_bytes=int(trace.size_bytes[event]),

@@ -41,7 +41,6 @@ def lowering(
     """Return what three usual remedies would save, as one sentence, or none.
 
     Args:
-        categories: What the memory was for.
         progress: What was not finished when memory ran out; None: unknown.
         total_bytes: The memory that the allocator could have; 0: unknown.
         missing_bytes: How much more was needed at least: if all remedies save less, none is named.
@@ -94,11 +93,6 @@ def fitting_input(
 
     What the steps before needed, more than is kept from step to step, is taken to grow with the
     square of the input, as attention does: other memory grows less.
-
-    Args:
-        data: The device.
-        oom: The out-of-memory.
-        earlier: What the line has requested before.
     """
     if earlier is None or earlier.ratio == 1 or not earlier.are_smaller(oom.requested_bytes):
         return None

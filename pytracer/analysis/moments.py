@@ -40,7 +40,6 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
     """Return the moment that a text names.
 
     Args:
-        data: The device.
         text: "oom" (the last out-of-memory error), "peak" (of allocated bytes), "end", the index of
             an event, or "+SECONDS" after the first event. None: "oom" if the device ran out of
             memory, or else "peak"; without a history "end".
@@ -81,7 +80,6 @@ def at_moment(
     """Answer a question about each device that has a moment.
 
     Args:
-        devices: The devices.
         text: The moment, as `moment_of` takes it.
         answer: Returns the answer for a device and its moment.
         note: Called with a sentence for each device that has no such moment, if others have it.

@@ -143,7 +143,6 @@ def _fits_without(
 
 
 def _dropped(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
-    """Yield the verdicts on memory that the program does not use any more."""
     asked = _asked(oom)
     if _fits_without(oom, around, around.garbage_bytes, around.fits_without_garbage):
         yield Verdict(

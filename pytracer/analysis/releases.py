@@ -23,8 +23,6 @@ def releases(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[st
     """Return until when the program kept blocks.
 
     Args:
-        data: The device.
-        blocks: The blocks of its history.
         rows: int64, the blocks that are wanted.
 
     Returns:

@@ -75,7 +75,6 @@ class Recording:
     """The data of one device that a simulation needs.
 
     Attributes:
-        device: The device's index in the file.
         name: The device's name, as in "cuda:0".
         backend: "cuda" or "npu"; "cuda" where the file does not say.
         torch_version: The version of torch, or of torch_npu on an NPU, without its local part, as
@@ -87,9 +86,6 @@ class Recording:
         fraction_bytes: The limit of the process (`set_per_process_memory_fraction`), if it is
             smaller than what the device had for the allocator; None: no such limit is known.
         starts_empty: Whether nothing was reserved before the trace.
-        trace: The device's events.
-        history: The device's history.
-        requests: The requests to the device's allocator.
     """
 
     device: int

@@ -160,7 +160,6 @@ def _peak(
     """Return the values of a step or phase that describe its peak, and their bounds.
 
     Args:
-        history: The device's history.
         highest, highest_reserved: The entries with the largest `allocated_bytes` and
             `reserved_bytes`.
         most_bytes: The largest `allocated_bytes` that is possible.
@@ -181,8 +180,6 @@ def _peak(
 
 
 def _between(trace: Trace, edges: list[int]) -> dict[str, Any]:
-    """Count the events from each edge to before the next one."""
-
     def count(*actions: int) -> list[int]:
         is_counted = np.zeros(256, bool)  # for each value of uint8
         is_counted[list(actions)] = True
@@ -204,7 +201,6 @@ def phases(data: DeviceData, peak: int | None) -> list[Phase]:
     """Return the usage of each phase.
 
     Args:
-        data: The device.
         peak: The entry of the history at the device's peak; None if the history is unknown.
 
     Returns:

@@ -61,7 +61,6 @@ def stream_memory(data: DeviceData, entry: int) -> StreamMemory | None:
 
 
 def _idle(data: DeviceData, entry: int) -> StreamMemory | None:
-    """Return the memory of idle streams; None if it is little, or unknown."""
     begins = [first for _, first in data.boundaries if first < entry]
     has_step = len(begins) > 1
     try:
@@ -149,5 +148,4 @@ def _main(chains: CallChains, stack: Column, size_bytes: Column) -> int:
 
 
 def _main_site(chains: CallChains, stack: Column, size_bytes: Column) -> Frame | None:
-    """Return the call site that has most bytes; None if it is unknown."""
     return frame_at(chains.stacks, _main(chains, stack, size_bytes))

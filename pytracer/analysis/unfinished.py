@@ -61,8 +61,6 @@ def unfinished(
     """Return what was not finished at an out-of-memory error; None if that is unknown.
 
     Args:
-        data: The device.
-        oom: The out-of-memory.
         categories: What the memory was for; [] if that is unknown.
     """
     if not data.history.is_replayed:

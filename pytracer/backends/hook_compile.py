@@ -260,7 +260,6 @@ def _require_host_allocator(headers: Path, version: str) -> None:
 
 
 def _installed_torch_npu() -> Path:
-    """Return the folder of the installed package torch_npu, which need not be imported."""
     spec = importlib.util.find_spec("torch_npu")
     if spec is None or spec.origin is None:
         raise HookError("torch_npu is not installed for this Python; pip install torch-npu")

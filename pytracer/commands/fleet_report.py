@@ -197,7 +197,6 @@ def _show(console: Console, report: FleetReport, top: int, *, is_page: bool = Fa
 def _table(
     title: str, rows: Sequence[object], top: int, columns: Columns, text: int = -1
 ) -> Iterator[Table]:
-    """Yield the table of the first `top` rows; nothing without rows."""
     if rows:
         table = make_table(rows[:top], columns, title=printable(title), text=text)
         if len(rows) > top:

@@ -30,7 +30,6 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> st
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each option of a tracer."""
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
         if option.parse is parse_bool:

@@ -59,7 +59,6 @@ def _rows(held: Held) -> list[HeldRow]:
 
 
 def _row(by: str, groups: Sequence[Group], name: str) -> HeldRow:
-    """Return the row of a group, or of several that are alike and have a name together."""
     if len(groups) == 1:
         return HeldRow.of(groups, _name(by, groups[0]))
     sizes = [group.size_bytes for group in groups]

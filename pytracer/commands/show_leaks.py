@@ -144,8 +144,6 @@ def _site(growth: Growth, is_mixed: bool) -> Fitted:
 
 
 def _releases_table(device: DeviceLeaks, top: int) -> Table:
-    """Make the table of what grew for some steps, but is no leak."""
-
     def site(release: Release) -> Fitted:
         callers = [frame for frame in release.frames[1:] if is_users(frame)]
         return call_chain(next(iter(release.frames), None), callers[:1])

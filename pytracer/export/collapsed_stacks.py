@@ -28,7 +28,6 @@ def collapse_stacks(
     """Sum up the active bytes by stack.
 
     Args:
-        snapshot: The snapshot, as returned by `load`.
         at: "peak", where most was allocated; "end", when the snapshot was taken; "oom", at the last
             out-of-memory.
         roots: Frames to put outside of all others.

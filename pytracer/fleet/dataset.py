@@ -44,7 +44,6 @@ class Dataset:
     """A dataset that is open for writing, by this process only.
 
     Attributes:
-        path: The dataset's folder.
         runs: The runs of the folders that the dataset has.
     """
 
@@ -167,7 +166,6 @@ class Dataset:
             self._remove(part, sources)
 
     def _remove(self, part: int, sources: set[str]) -> None:
-        """Remove the rows of sources from a part."""
         for table in _TABLES:
             path = self._part(part, table)
             if not path.exists():

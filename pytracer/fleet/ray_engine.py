@@ -158,7 +158,6 @@ class RayEngine:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _hosts(self) -> dict[str, str]:
-        """Return the host of each node that is alive, by the node's id."""
         return {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive()}
 
     def _on(self, node: str) -> Any:

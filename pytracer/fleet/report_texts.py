@@ -103,7 +103,6 @@ def _peaks(report: FleetReport) -> tuple[Verdict, str]:
 
 
 def _explained(report: FleetReport) -> Iterator[str]:
-    """Yield a sentence for the outliers with the same reason."""
     grows = {(process, growth.site) for growth in report.growth for process in growth.processes}
     by_reason: dict[tuple[str | None, bool, bool, str], list[Row]] = defaultdict(list)
     for outlier in report.outliers:
@@ -294,7 +293,6 @@ def _changes(change: BaselineChange) -> Iterator[str]:
 
 
 def _commands(report: FleetReport) -> Iterator[Command]:
-    """Yield the commands to look further, the most urgent first."""
     if report.ooms:
         first = report.ooms[0]
         why = f"Explains the out-of-memory error of {first.process}."

@@ -31,7 +31,6 @@ class Source:
         path: The path, in its file system.
         url: The URL from which the file is opened; None for a local file.
         folder: The folder that holds the files of the run.
-        run: The name of the run.
         file_bytes: The size of the file; None if unknown.
         modified_ns: When the file was modified, in ns since the epoch; None if unknown.
         stamp: A text that differs after the file was rewritten; "": the file is read again.
@@ -85,7 +84,6 @@ def with_runs(sources: Iterable[Source], run: str | None, known: Mapping[str, st
     parents are added until the runs differ.
 
     Args:
-        sources: The sources.
         run: The name of all runs; None: that of the folders.
         known: The runs of the folders that the dataset has.
     """

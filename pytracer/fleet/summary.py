@@ -61,8 +61,6 @@ def unreadable(source: Source, error: str, is_content: bool) -> ArrowTables:
     """Return the row of a file that cannot be read, with what its name tells.
 
     Args:
-        source: The file.
-        error: Why it cannot be read.
         is_content: Whether the reason is the file's content. If not, the next collection tries the
             file again.
     """

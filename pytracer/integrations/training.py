@@ -64,7 +64,6 @@ class RecordingCallback:
                 self._records = True
 
     def _end_step(self) -> None:
-        """End a step of the optimizer."""
         with _harmless():
             if self._records:
                 self.tracer.step()

@@ -246,7 +246,6 @@ def read_source(filename: str, until_ns: int) -> list[str]:
     absolute path, of at most 1 MiB, are read.
 
     Args:
-        filename: The name of the file.
         until_ns: The time in ns since the epoch after which the file must not have been changed,
             because its lines may be others now.
     """

@@ -227,7 +227,6 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
 def _measured(
     search: Search, own: TriedSetting, others: list[TriedSetting], *, measure_all: bool
 ) -> tuple[TriedSetting, TriedSetting, list[TriedSetting]]:
-    """Return the recording's own settings, the best, and all, with the devices of the best."""
     own, *given = search.with_smallest_device([own, *(others if measure_all else [])])
     everything = [own, *(given or others)]
     fitting = [tried for tried in everything if tried.fits]

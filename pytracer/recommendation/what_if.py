@@ -26,7 +26,6 @@ def change_requests(
     """Return a recording with changed requests, and a sentence about each change.
 
     Args:
-        snapshot, recording: What is changed.
         without: Whose allocations to leave out. "model.py:12" are the allocations that this line
             made or called, "model.py" those of the file, and "category:optimizer_state" those
             of a category (see `CategoryUsage`).
@@ -90,7 +89,6 @@ def _parsed(text: str) -> tuple[str, float]:
 
 
 def _chosen(snapshot: Snapshot, recording: Recording, what: str) -> Column:
-    """Return for each request whether its allocation is meant: bool."""
     requests, lives = recording.requests, recording.history.blocks
     order = block_order(lives)
     if what.startswith(CATEGORY):

@@ -68,7 +68,6 @@ def reference_of(recording: Recording, capacity_bytes: int | None = None) -> Ref
     """Simulate a recording under its own settings and limit, and compare the two.
 
     Args:
-        recording: The recording.
         capacity_bytes: The limit to assume if memory does not run out under the recording's limit
             where it ran out in the recording, so that this limit was another one; None: unknown.
 

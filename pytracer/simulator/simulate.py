@@ -65,7 +65,6 @@ def simulate(
     Args:
         requests: The requests. The size of `FAIL` is known only up to the recording's rounding,
             because CUDA's out-of-memory event has the rounded size.
-        rules: How the allocator places blocks.
         limit_bytes: The memory fraction, in bytes; None: there is none.
         device_bytes: What the device can give to this allocator; None: 1 PiB.
         with_curve: Whether to return the bytes after each request.

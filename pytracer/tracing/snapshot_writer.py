@@ -149,7 +149,6 @@ class SnapshotWriter:
             box.describe(self._recording, lambda: self._for_box(more()), is_urgent)
 
     def _for_box(self, more: Metadata) -> dict[str, Any]:
-        """Return what `pytracer.tracing.restore` has to know."""
         assert self.files is not None
         recording = self._recording
         return {

@@ -150,7 +150,6 @@ class Steps:
         return self._action(step) in SELECTING_ACTIONS
 
     def _is_last(self, step: int) -> bool:
-        """Return whether a selected step is the last one of its window."""
         if self._schedule is None:
             return self._count == self._per_window or step == self.last_selected
         return self._action(step) == "RECORD_AND_SAVE" or not self._is_selected(step + 1)

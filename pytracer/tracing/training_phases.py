@@ -95,7 +95,6 @@ class _TrainingPhases:
                 warn_once(f'phases="auto" marks no phases: {error!r}')
 
     def end(self) -> None:
-        """Take back one `begin()`."""
         with self._lock:
             self._users -= 1
             if self._users == 0:

@@ -33,8 +33,6 @@ class DevicePair:
 
     Attributes:
         place: What the files are of, as in "step 3, rank 0".
-        baseline, new: The files.
-        before, after: The devices.
         reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
         uncertain: The sides whose peaks may be higher than shown, and by how many bytes at most.
         held: What "sites", "phases", "categories" and "modules" hold, of those that both have.
@@ -60,7 +58,6 @@ def pair_devices(
     otherwise accelerators of the same index. If each snapshot has one device these two are paired.
 
     Args:
-        baseline, new: The snapshots.
         place: What the snapshots are of, as in "step 3, rank 0".
 
     Returns:

@@ -28,9 +28,7 @@ class DeviceSummary:
     """The parts of a device that a comparison needs.
 
     Attributes:
-        report: The device's report.
         at_peak: What held memory at the peak; without a history, at the end.
-        at_end: What held memory at the end.
     """
 
     report: DeviceReport
@@ -47,7 +45,6 @@ class SnapshotSummary:
         has_phases: Whether any event has a phase.
         has_forward_stacks: Whether memory of the backward pass has the stacks of forward calls.
         lines: The lines in the stacks, of the files that have call sites.
-        devices: The devices to compare.
     """
 
     path: str

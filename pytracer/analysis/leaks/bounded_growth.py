@@ -15,7 +15,6 @@ def without_bounded(
     If the containers would not fit when they are full, theirs are growths like others.
 
     Args:
-        growths: The growths.
         available_bytes: What the process can still allocate; None if unknown.
     """
     bounded = [growth for growth in growths if bound_of(growth.kept_by)]

@@ -84,7 +84,6 @@ def _with_states(seen: Observation, of_model: Iterable[Growth]) -> list[Growth]:
 
 
 def _joined(growth: Growth, more: Growth) -> Growth:
-    """Return a growth with the bytes of another one, too."""
     return replace(
         growth,
         bytes_per_step=growth.bytes_per_step + more.bytes_per_step,
@@ -103,7 +102,6 @@ class _Search:
         self.doubts = Doubts(seen)
 
     def examine_all(self, chosen: Column) -> None:
-        """Examine the chosen blocks by their call sites."""
         lives = self.seen.lives.of(chosen)
         for group in lives.by(self.seen.site[lives.stack]):
             if self.may_grow(group):
@@ -134,7 +132,6 @@ class _Search:
         """Add what is found in a group; return whether a leak was.
 
         Args:
-            group: The blocks.
             divisions: How often they have been divided.
         """
         kept = self._kept(group)
@@ -222,7 +219,6 @@ class _Search:
         return self._growth("kept", reason, growths, level, held, overdue, is_older)
 
     def _replaced(self, group: Lives) -> Growth | None:
-        """Return whether blocks of the group are replaced by larger ones."""
         # Sizes of blocks go up and down: a block of the cache may be larger than what is requested.
         slots, level = self.seen.slots, levels(group, self.seen.slots, requested=True)
         floor = np.minimum.accumulate(level[::-1])[::-1]  # memory never fell below it again
@@ -336,7 +332,6 @@ class _Search:
 
 
 def _common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
-    """Return the frames with which all paths begin."""
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return tuple(level[0] for level in levels)
 

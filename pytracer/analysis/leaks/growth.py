@@ -112,7 +112,6 @@ def steadiness(growths: Column, end: int, slots: int) -> Steadiness:
     Args:
         growths: The slots with growth: int64, ascending, distinct, at least one.
         end: The slot after the last one in which growth would count.
-        slots: The number of observed slots.
     """
     count, first, last = len(growths), int(growths[0]), int(growths[-1])
     gaps = np.diff(growths)

@@ -16,15 +16,9 @@ from pytracer.analysis.diff.differences import DeviceDifference, Difference, Opt
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import AT, answers, delta, falsified, signed, site_text
+from pytracer.commands import shared_options as shared
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import in_parallel, print_errors
-from pytracer.commands.shared_options import (
-    device_option,
-    memory_option,
-    parsed_by,
-    source_path,
-    top_option,
-)
 from pytracer.commands.show_tables import AMOUNTS, AMOUNTS_OF_CPU
 from pytracer.commands.table import Columns, Fitted, add_row, make_table, markdown, new_table
 from pytracer.errors import PytracerError
@@ -46,15 +40,15 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
 
 
 @click.command("diff")
-@click.argument("baseline", metavar="BASELINE", type=source_path)
-@click.argument("new", metavar="NEW", type=source_path)
-@device_option
-@top_option("rows of each table")
+@click.argument("baseline", metavar="BASELINE", type=shared.source_path)
+@click.argument("new", metavar="NEW", type=shared.source_path)
+@shared.device_option
+@shared.top_option("rows of each table")
 @click.option(
     "--fail-over",
     "limit",
     metavar="LIMIT",
-    callback=parsed_by(parse_limit),
+    callback=shared.parsed_by(parse_limit),
     help="Only check that no peak of allocated or reserved memory, and no end, grew by more than "
     "LIMIT, such as 5% or 200MiB. Prints one line. Exits with 0 if all are within the limit, with "
     "1 if one is over the limit, and with 3 if this is unknown.",
@@ -66,7 +60,7 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
     help="Print the report as Markdown, for the description of a pull request.",
 )
 @json_options
-@memory_option
+@shared.memory_option
 @click.pass_context
 def command(
     context: click.Context,

@@ -6,15 +6,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pytracer.commands import shared_options as shared
 from pytracer.commands.answers import echo_answer
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import signals_interrupt
-from pytracer.commands.shared_options import (
-    parsed_by,
-    plot_option,
-    settings_option,
-    simulated_device_option,
-)
 from pytracer.fitting import fit
 from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target
@@ -27,7 +22,7 @@ from pytracer.text import parsed_size, printable
     "--at",
     metavar="NAME=SIZE,...",
     required=True,
-    callback=parsed_by(parsed_target),
+    callback=shared.parsed_by(parsed_target),
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
     "32, batch=8..32..8 every eighth; the last is the target.",
 )
@@ -35,22 +30,22 @@ from pytracer.text import parsed_size, printable
     "--device-memory",
     "device_memory_bytes",
     metavar="SIZE",
-    callback=parsed_by(parsed_size),
+    callback=shared.parsed_by(parsed_size),
     help="The memory of the device of the next run, such as 80GiB.  [default: that of the recorded "
     "device]",
 )
-@settings_option()
+@shared.settings_option()
 @click.option(
     "--scale",
     metavar="CATEGORY=FACTOR,...",
     multiple=True,
-    callback=parsed_by(parsed_scale),
+    callback=shared.parsed_by(parsed_scale),
     help="Estimate a changed program: optimizer_state=0.25 for 8-bit states of Adam, and "
     "parameter=1/8,gradient=1/8,optimizer_state=1/8 for shards of 8 ranks. The categories are "
     "those of `pytracer show --by category`.",
 )
-@simulated_device_option
-@plot_option("the peaks over the range of one size")
+@shared.simulated_device_option
+@shared.plot_option("the peaks over the range of one size")
 @json_options
 def command(
     paths: tuple[str, ...],

@@ -9,14 +9,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from pytracer.commands import shared_options as shared
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import signals_interrupt
-from pytracer.commands.shared_options import (
-    parsed_by,
-    settings_option,
-    simulated_device_option,
-    source_path,
-)
 from pytracer.commands.table import Columns, make_table
 from pytracer.experiments.conclusions import wrapped_name
 from pytracer.recommendation import Recommendation, TriedSetting, recommend_sweep
@@ -33,18 +28,18 @@ NAME_WIDTH = 26
 
 
 @click.command("recommend")
-@click.argument("path", metavar="FILE_OR_DIRECTORY", type=source_path)
+@click.argument("path", metavar="FILE_OR_DIRECTORY", type=shared.source_path)
 @click.option(
     "--capacity",
     "capacities",
     metavar="SIZE",
     multiple=True,
-    callback=parsed_by(lambda texts: [*dict.fromkeys(map(parsed_size, texts))]),
+    callback=shared.parsed_by(lambda texts: [*dict.fromkeys(map(parsed_size, texts))]),
     help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
     "several devices.  [default: the limit of the recording, if the file has it]",
 )
-@settings_option(" No other settings are simulated.")
-@simulated_device_option
+@shared.settings_option(" No other settings are simulated.")
+@shared.simulated_device_option
 @click.option(
     "--without",
     metavar="WHAT",

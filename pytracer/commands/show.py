@@ -12,16 +12,10 @@ import click
 from pytracer.analysis.answer import Line
 from pytracer.analysis.answered_files import AnsweredFile
 from pytracer.analysis.held_memory import KEYS
+from pytracer.commands import shared_options as shared
 from pytracer.commands.answers import Answered, answered, echo_answer, read_file
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
-from pytracer.commands.shared_options import (
-    device_option,
-    files_argument,
-    memory_option,
-    moment_option,
-    top_option,
-)
 from pytracer.errors import NoMomentError, PytracerError
 from pytracer.reading.files import read_source
 from pytracer.reading.reader import load
@@ -46,11 +40,11 @@ class Question:
 
 
 @click.command("show")
-@files_argument
+@shared.files_argument
 @click.option(
     "--by", type=click.Choice(KEYS), help="Print who holds memory at one moment, grouped by this."
 )
-@moment_option
+@shared.moment_option
 @click.option(
     "--depth",
     type=click.IntRange(min=0),
@@ -70,10 +64,10 @@ class Question:
     help="Print each block that had this address, when, and which line allocated it.",
 )
 @click.option("--all", "has_all", is_flag=True, help="Print every figure.")
-@device_option
-@top_option("rows of a table")
+@shared.device_option
+@shared.top_option("rows of a table")
 @json_options
-@memory_option
+@shared.memory_option
 @click.pass_context
 def command(
     context: click.Context,

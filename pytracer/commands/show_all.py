@@ -13,18 +13,9 @@ from pytracer.analysis.categories import CategoryUsage, ModuleUsage
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.report import DeviceReport, Report
+from pytracer.commands import show_tables
 from pytracer.commands.answers import Answered, ReadFile
 from pytracer.commands.show_fragmentation import show_device as show_free_memory
-from pytracer.commands.show_tables import (
-    HeldRow,
-    held_table,
-    ooms_table,
-    overview,
-    phases_table,
-    sites_table,
-    steps_table,
-    usage_table,
-)
 from pytracer.reading.metadata import FileMetadata
 from pytracer.text import duration, number, printable, size, utc_time
 
@@ -37,7 +28,7 @@ def show(found: Answered, top: int) -> None:
         console.print(Text(line), soft_wrap=True)
     if len(results) > 1:
         console.print()
-        console.print(overview([result.report for result in results if result.report]))
+        console.print(show_tables.overview([result.report for result in results if result.report]))
     for result in results:
         _show_file(console, result, top)
 
@@ -106,7 +97,7 @@ def _show_device(
     console: Console, report: Report, device: DeviceReport, explanation: Explanation, top: int
 ) -> None:
     console.print(Text(printable(f"{device.name}: {_span(device)}"), "bold"))
-    console.print(usage_table(device))
+    console.print(show_tables.usage_table(device))
     moment = "at the end" if device.sites_at_oom is None else "when memory ran out"
     notes = [*_lost(report, device), *_counts(device), *_outside(device)]
     for line in [*notes, *_not_known(report, device, moment)]:
@@ -116,7 +107,7 @@ def _show_device(
         console.print(table)
     if device.ooms:
         console.print()
-        console.print(ooms_table(device))
+        console.print(show_tables.ooms_table(device))
 
 
 def _tables(
@@ -126,9 +117,9 @@ def _tables(
     moment = "at the end" if at_oom is None else "when memory ran out"
     at_peak = "peak" if device.peak_allocated is not None else "end"
     if at_oom is not None:
-        yield sites_table(at_oom, "Memory held when memory ran out", top, holders)
+        yield show_tables.sites_table(at_oom, "Memory held when memory ran out", top, holders)
     elif device.sites:
-        yield sites_table(device.sites, f"Memory held at the {at_peak}", top, holders)
+        yield show_tables.sites_table(device.sites, f"Memory held at the {at_peak}", top, holders)
     if categories is not None:
         yield _categories_table(categories.at_end, moment)
         if categories.at_peak not in (None, categories.at_end):
@@ -139,10 +130,10 @@ def _tables(
             usages, when = modules.at_peak, "at the peak"
         yield _modules_table(usages, when, top)
     if len(device.steps) > 1:
-        yield steps_table(device, top)
+        yield show_tables.steps_table(device, top)
     known = report.metadata.module_phases.names if modules is not None else frozenset()
     if {phase.phase for phase in device.phases} - {"", None} - known:
-        yield phases_table(device, known, top)
+        yield show_tables.phases_table(device, known, top)
 
 
 def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
@@ -152,16 +143,18 @@ def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
         if usage.owners:
             owner = usage.owners[0]
             name += f"; the largest: {size(owner.size_bytes)} {printable(owner.name)}"
-        rows.append(HeldRow.of([usage], name))
+        rows.append(show_tables.HeldRow.of([usage], name))
     title = f"What memory was for {moment}"
-    return held_table(rows, title, len(rows), key="category", noun="category")
+    return show_tables.held_table(rows, title, len(rows), key="category", noun="category")
 
 
 def _modules_table(usages: Sequence[ModuleUsage], moment: str, top: int) -> Table:
     names = ("(none)" if each.module is None else printable(each.module) for each in usages)
-    rows = [HeldRow.of([usage], name) for usage, name in zip(usages, names, strict=True)]
+    rows = [
+        show_tables.HeldRow.of([usage], name) for usage, name in zip(usages, names, strict=True)
+    ]
     title = f"Modules that held memory {moment}"
-    return held_table(rows, title, top, key="module", noun="")
+    return show_tables.held_table(rows, title, top, key="module", noun="")
 
 
 def _span(device: DeviceReport) -> str:

@@ -5,13 +5,13 @@ from functools import cached_property
 
 import numpy as np
 
-from pytracer.analysis.block_categories import BlockCategories, block_categories
+from pytracer.analysis.block_categories import BlockCategories, block_categories, rows_at_end
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
 from pytracer.analysis.stack_places import StackPlaces, stack_places
 from pytracer.analysis.trace_sum import sum_trace
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, DeviceMetadata, FileMetadata
-from pytracer.reading.snapshot import Snapshot, Trace, has_events, used_devices
+from pytracer.reading.snapshot import Column, Snapshot, Trace, has_events, used_devices
 from pytracer.reading.steps import step_boundaries
 
 _NO_EVENTS = Trace(*(np.zeros(0, kind) for kind in ("u1", *["i8"] * 4, *["u4"] * 4)))
@@ -62,6 +62,11 @@ class DeviceData:
         if not self.history.is_replayed:
             return None
         return block_categories(self.snapshot, self.device, self.history)
+
+    @cached_property
+    def rows_at_end(self) -> Column:
+        """The row of each block of the history in the snapshot's blocks, as of `rows_at_end`."""
+        return rows_at_end(self.snapshot, self.device, self.history.blocks)
 
 
 def device_data(snapshot: Snapshot, device: int) -> DeviceData:

@@ -15,7 +15,6 @@ from pytracer.analysis.block_categories import (
     BlockCategories,
     file_categories,
     has_categories,
-    rows_at_end,
     values_of,
 )
 from pytracer.analysis.call_sites import call_sites, texts_matching
@@ -224,11 +223,9 @@ class HeldMemory:
     @cached_property
     def _row_at_end(self) -> Column:
         """The row of each block in the snapshot's blocks; -1 if it was freed before the end."""
-        snapshot, device = self.data.snapshot, self.data.device
         if self.entry is None:
-            return snapshot.blocks_in_use(device)[self.rows]
-        rows: Column = rows_at_end(snapshot, device, self.blocks)[self.rows]
-        return rows
+            return self.data.snapshot.blocks_in_use(self.data.device)[self.rows]
+        return self.data.rows_at_end[self.rows]
 
     def _by_stack(self) -> _Coded:
         return len(self.stacks), int, self.column("stack").astype(np.int64)

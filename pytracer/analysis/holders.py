@@ -132,11 +132,12 @@ def holders_of(held: HeldMemory, top: int) -> list[Holder]:
     for total, parts in found[:top]:
         site = _site(chains, total, parts)
         oldest, newest = ages.get(total.key[0], (None, None))
+        sizes = ((part.key[-1], part.size_bytes) for part in parts)
         holders.append(
             Holder(
                 site=site,
                 share=site.size_bytes / active_bytes if active_bytes else 0.0,
-                callers=shown_callers(site.call_site, shared_callers(chains, parts)),
+                callers=shown_callers(site.call_site, chains.shared_callers(sizes)),
                 oldest_age=oldest,
                 newest_age=newest,
                 kept_by=_kept_by(held, chains, total.key[0]),
@@ -162,14 +163,6 @@ def by_site(held: HeldMemory, *keys: str, chains: CallChains) -> list[tuple[Sum,
         parts.setdefault((int(chains.sites[stack]), *others), []).append(part)
     found = [(total_of(key, of_stacks), of_stacks) for key, of_stacks in parts.items()]
     return sorted(found, key=lambda each: (-each[0].size_bytes, each[0].key[0]))
-
-
-def shared_callers(
-    chains: CallChains, parts: Iterable[Sum], most: int | None = None
-) -> list[Frame]:
-    """Return the callers of a call site that most of its bytes have, from `by_site`'s stacks."""
-    sizes = ((part.key[-1], part.size_bytes) for part in parts)
-    return chains.shared_callers(sizes, most)
 
 
 def _site(chains: CallChains, total: Sum, parts: list[Sum]) -> Site:

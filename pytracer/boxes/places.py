@@ -125,6 +125,12 @@ def claimed(path: Path) -> Iterator[bool]:
         os.close(file)
 
 
+def is_unclaimed(path: Path) -> bool:
+    """Return whether nobody has a box."""
+    with claimed(path) as is_mine:
+        return is_mine
+
+
 def boot() -> str:
     """Return what tells this start of the machine from others."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "").strip()[:16]

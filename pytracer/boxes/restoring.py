@@ -38,11 +38,9 @@ def restore(folder: Path, within_s: float | None = None) -> Iterator[str]:
     when = _now()
     end = time.monotonic() + (math.inf if within_s is None else within_s)
     for box in left_in(folder, also_below=within_s is None):
-        with places.claimed(box) as is_mine:
-            pass  # the program claims it, which goes on if this process is killed
         patience_s = min(PATIENCE_S, end - time.monotonic())
-        if not is_mine or patience_s <= 0:
-            continue
+        if patience_s <= 0 or not places.is_unclaimed(box):
+            continue  # the program claims it, which goes on if this process is killed
         try:
             result = _snapshot(box, "killed", when, patience_s)
         except PytracerError as error:
@@ -91,9 +89,8 @@ def left_by_output(output: Path) -> dict[str, int]:
     next_to_output, *private = places.folders(output)
     for folder in (next_to_output, *private):
         for box in places.left(folder):
-            with places.claimed(box) as is_gone:
-                of_run = output if folder == next_to_output else output_of(box)
-            if is_gone and of_run is not None:
+            of_run = output if folder == next_to_output else output_of(box)
+            if of_run is not None and places.is_unclaimed(box):
                 found[os.path.realpath(of_run)] += 1
     return dict(found)
 

@@ -15,7 +15,7 @@ from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.held_memory import Sum, held_memory, total_of
-from pytracer.analysis.holders import by_site, shared_callers
+from pytracer.analysis.holders import by_site
 from pytracer.analysis.leaks.one_file import leaks_on_device
 from pytracer.analysis.leaks.results import DeviceLeaks
 from pytracer.analysis.ooms import is_oom_snapshot
@@ -177,11 +177,12 @@ def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
         found = by_site(held, "category", "phase", chains=chains)
         for total, parts in found[: schema.MOST_SITES]:
             site, category, phase = total.key
+            sizes = ((part.key[-1], part.size_bytes) for part in parts)
             yield {
                 **_sum_row(moment, [total], total),
                 **_site(frame_at(chains.stacks, site)),
                 "is_others": False,
-                "callers": _chain(shared_callers(chains, parts, _MOST_CALLERS)),
+                "callers": _chain(chains.shared_callers(sizes, _MOST_CALLERS)),
                 "category": category if has_categories(data.snapshot) else None,
                 "phase": phase,
             }

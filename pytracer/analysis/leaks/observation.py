@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from pytracer.analysis.block_categories import rows_at_end, values_of
+from pytracer.analysis.block_categories import values_of
 from pytracer.analysis.call_sites import ProgramFiles, is_programs_frame
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import holder_names, main_holder
@@ -98,8 +98,7 @@ _MOST_SLOTS = 256
 
 def birth_steps(data: DeviceData) -> Column:
     """Return the step in which each block was allocated that lives at the end; 0: not known."""
-    rows = rows_at_end(data.snapshot, data.device, data.history.blocks)
-    return values_of(data.snapshot.blocks.birth_step, rows)
+    return values_of(data.snapshot.blocks.birth_step, data.rows_at_end)
 
 
 def edges_of_survivors(data: DeviceData, births: Column, first: int, last: int) -> Column | None:

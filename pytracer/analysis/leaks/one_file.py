@@ -10,7 +10,6 @@ import numpy as np
 from pytracer.analysis.block_categories import (
     OF_MODEL,
     OF_NO_MODEL,
-    rows_at_end,
     values_of,
 )
 from pytracer.analysis.call_sites import (
@@ -273,7 +272,7 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
     is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
     is_left = blocks.free_requested_event >= len(data.trace)
     found = np.flatnonzero((is_carried & ~is_lost) | (~is_born & is_left))
-    row, at_end = rows_at_end(data.snapshot, data.device, blocks)[found], data.snapshot.blocks
+    row, at_end = data.rows_at_end[found], data.snapshot.blocks
     category, holder = (values_of(column, row) for column in (at_end.category, at_end.holder))
     is_of_model, is_not_owned, is_workspace = (
         texts_matching(names.__contains__, data.snapshot.strings, category)

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import Interruption, progress_bar, signals_interrupt
+from pytracer.commands.plots import plot_comparison
 from pytracer.commands.shared_options import plot_option
 from pytracer.commands.table import Cell, add_row, new_table
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import conclusions, is_comparable, report, share, wrapped_name
 from pytracer.experiments.experiment_runs import REPORT, Experiment
-from pytracer.experiments.plot import plot
 from pytracer.text import duration, number, printable, size
 from pytracer.tracing.options import variable
 
@@ -50,7 +50,7 @@ def output_comparison(
         show(comparison)
     json_output.write(report(comparison))
     if plot_path is not None:
-        plot(comparison, plot_path)
+        plot_comparison(comparison, plot_path)
 
 
 def show(comparison: Comparison) -> None:

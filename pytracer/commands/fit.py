@@ -81,9 +81,9 @@ def command(
             on_progress=lambda text: status.update(printable(text)),
         )
     if plot_path is not None:
-        from pytracer.fitting.plot import plot
+        from pytracer.commands.plots import plot_range
 
-        plot(found, plot_path)
+        plot_range(found, plot_path)
     if not json_output.is_only:
         echo_answer(found.answer)
     json_output.write(vars(found))

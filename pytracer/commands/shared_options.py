@@ -75,7 +75,7 @@ def settings_option(more: str = "") -> Callable[[Command], Command]:
 
 
 def _checked_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    from pytracer.experiments.plot import check_plot
+    from pytracer.commands.plots import check_plot
 
     try:
         if path is not None:

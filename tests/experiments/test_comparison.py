@@ -11,10 +11,10 @@ from commands import cells
 
 from pytracer.commands.experiment import output_comparison
 from pytracer.commands.json_output import JsonOutput
+from pytracer.commands.plots import check_plot, plot_comparison
 from pytracer.errors import PytracerError
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import conclusions
-from pytracer.experiments.plot import check_plot, plot
 
 GIB = 1 << 30
 OFF, ON = "expandable_segments:False", "expandable_segments:True"
@@ -305,7 +305,7 @@ def test_the_plot(suffix: str, tmp_path: Path) -> None:
         names=[OFF, ON, "max_split_size_mb:100", "max_split_size_mb:200"],
     )
     path = tmp_path / f"plot.{suffix}"
-    plot(comparison, path)
+    plot_comparison(comparison, path)
     assert path.read_bytes().startswith(BEGINS[suffix])
 
 
@@ -313,10 +313,10 @@ def test_the_texts_of_the_plot(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     # GIVEN a picture whose text is not converted to paths
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        plot(compared([outcome(10)], [ran_out(12)]), tmp_path / "plot.svg")
+        plot_comparison(compared([outcome(10)], [ran_out(12)]), tmp_path / "plot.svg")
         small = outcome(2, peak_allocated_bytes=GIB)
-        plot(compared([small], names=[OFF]), tmp_path / "far.svg")
-        plot(compared([outcome(10)], [outcome(9)]), tmp_path / "peaks.svg")
+        plot_comparison(compared([small], names=[OFF]), tmp_path / "far.svg")
+        plot_comparison(compared([outcome(10)], [outcome(9)]), tmp_path / "peaks.svg")
     text = (tmp_path / "plot.svg").read_text()
     # THEN it has the peaks, the unit, the settings and the limit
     for words in ("peak reserved", "peak allocated", ">10<", "GiB", "False", "True"):
@@ -344,7 +344,7 @@ def test_the_plot_shows_the_request_that_failed(
     monkeypatch.setattr(
         figure.Figure, "savefig", lambda self, to: (figures.append(self), save(self, to))
     )
-    plot(compared([ran_out(15)], names=[OFF]), tmp_path / "plot.png")
+    plot_comparison(compared([ran_out(15)], names=[OFF]), tmp_path / "plot.png")
     (axes,) = figures[0].axes
     # THEN the request is drawn on top of the reserved bytes, across the limit
     limit, requested = axes.collections
@@ -362,7 +362,7 @@ def test_a_plot_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyP
     if importlib.util.find_spec("matplotlib") is not None:
         (tmp_path / "plot.png").mkdir()
         with pytest.raises(PytracerError, match=r"cannot write .*Is a directory"):
-            plot(compared([outcome(8)], [outcome(9)]), tmp_path / "plot.png")
+            plot_comparison(compared([outcome(8)], [outcome(9)]), tmp_path / "plot.png")
     with pytest.raises(PytracerError, match=r"the directory .*no does not exist"):
         check_plot(tmp_path / "no" / "plot.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -1,4 +1,4 @@
-"""Plots with matplotlib, which is optional: of a comparison, and what all plots have."""
+"""Plots with matplotlib, which is optional: of a comparison, and of a range of sizes."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -8,22 +8,23 @@ from typing import Any
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Comparison, Setting
 from pytracer.experiments.conclusions import wrapped_name
+from pytracer.fitting.results import OWN, Fit
 from pytracer.text import size
 
-SUFFIXES = (".png", ".svg", ".pdf")
+_SUFFIXES = (".png", ".svg", ".pdf")
 
-Style = dict[str, Any]
+_Style = dict[str, Any]
 """Keyword arguments for matplotlib's functions."""
 
 _PEAKS = {"peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated"}
-COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
+_COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _NAME_WIDTH = 24
-LIMIT: Style = {"color": "black", "linestyle": "--", "linewidth": 1}
+_LIMIT: _Style = {"color": "black", "linestyle": "--", "linewidth": 1}
 _OUT_OF_MEMORY = "#b3261e"
-_FAILED: Style = {"color": _OUT_OF_MEMORY, "markeredgewidth": 2}
-_LABEL: Style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-_READABLE: Style = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+_FAILED: _Style = {"color": _OUT_OF_MEMORY, "markeredgewidth": 2}
+_LABEL: _Style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+_READABLE: _Style = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 
 def check_plot(path: Path) -> None:
@@ -33,9 +34,9 @@ def check_plot(path: Path) -> None:
         ConfigError: The file's suffix is unknown, or its directory does not exist.
         PytracerError: matplotlib is not installed.
     """
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(
-            f"{path} is not a file name of a plot: give a name that ends in {', '.join(SUFFIXES)}"
+            f"{path} is not a file name of a plot: give a name that ends in {', '.join(_SUFFIXES)}"
         )
     if not path.parent.is_dir():
         raise ConfigError(
@@ -47,22 +48,51 @@ def check_plot(path: Path) -> None:
         )
 
 
-def plot(comparison: Comparison, path: Path) -> None:
+def plot_comparison(comparison: Comparison, path: Path) -> None:
     """Draw the peaks of each setting, with the range of its runs; the suffix is the format.
 
     Raises:
         PytracerError: The file cannot be written, or `check_plot` refuses it.
     """
     width = max(8.0, 3.5 + 1.7 * len(comparison.settings))
-    save_plot(path, lambda axes: _draw_peaks(axes, comparison.settings), width)
+    _save(path, lambda axes: _draw_peaks(axes, comparison.settings), width)
 
 
-def save_plot(path: Path, draw: Callable[[Any], None], width: float = 8.0) -> None:
-    """Write what `draw` draws on matplotlib's axes; the suffix is the format.
+def plot_range(found: Fit, path: Path) -> None:
+    """Draw the peaks of the sizes, under each setting, and the memory that the allocator can get.
 
     Raises:
+        ConfigError: Not one size has several values.
         PytracerError: The file cannot be written, or `check_plot` refuses it.
     """
+    rows = found.predictions
+    ranges = [name for name in rows[0].sizes if len({row.sizes[name] for row in rows}) > 1]
+    if len(ranges) != 1:
+        raise ConfigError("a plot needs several values of one size: give --at batch=1..32")
+    name = ranges[0]
+
+    def draw(axes: Any) -> None:
+        unit, unit_bytes = _unit_of(max(row.peak.reserved_bytes for row in rows))
+        for settings in dict.fromkeys(row.settings for row in rows):
+            own = [row for row in rows if row.settings == settings]
+            for kind, colour in _COLOURS.items() if settings == OWN else [("reserved", None)]:
+                axes.plot(
+                    [row.sizes[name] for row in own],
+                    [getattr(row.peak, f"{kind}_bytes") / unit_bytes for row in own],
+                    color=colour,
+                    label=kind if settings == OWN else f"{kind}, {settings}",
+                )
+        if found.device_memory_bytes is not None:
+            room_bytes = found.device_memory_bytes - found.outside_bytes
+            axes.axhline(room_bytes / unit_bytes, label=f"limit: {size(room_bytes)}", **_LIMIT)
+        axes.set(xlabel=name, ylabel=unit)
+        axes.legend(fontsize=8)
+
+    _save(path, draw)
+
+
+def _save(path: Path, draw: Callable[[Any], None], width: float = 8.0) -> None:
+    """Write what `draw` draws on matplotlib's axes; the suffix is the format."""
     check_plot(path)
     from matplotlib.figure import Figure  # opens no window, unlike pyplot
 
@@ -74,7 +104,7 @@ def save_plot(path: Path, draw: Callable[[Any], None], width: float = 8.0) -> No
         raise PytracerError(f"cannot write {path}: {error.strerror}") from error
 
 
-def unit_of(most_bytes: float) -> tuple[str, int]:
+def _unit_of(most_bytes: float) -> tuple[str, int]:
     """Return the unit of an axis, and its bytes."""
     return next((each for each in _UNITS.items() if most_bytes >= each[1]), ("B", 1))
 
@@ -87,7 +117,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
         *(sum(_last_oom(setting)) for setting in settings),
         0,
     )
-    unit, unit_bytes = unit_of(most_bytes)
+    unit, unit_bytes = _unit_of(most_bytes)
     bar = 0.4
     for at, (attribute, label) in zip((-bar / 2, bar / 2), _PEAKS.items(), strict=True):
         for i, setting in enumerate(settings):
@@ -95,7 +125,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
             if value is None or spread is None:
                 continue
             height, is_early = value / unit_bytes, setting.ended_early
-            colour = COLOURS[label]
+            colour = _COLOURS[label]
             (drawn,) = axes.bar(i + at, height, bar, color=colour, edgecolor=colour)
             if is_early:
                 drawn.set(facecolor="white", hatch="///")
@@ -106,7 +136,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
                 axes.errorbar(i + at, height, [[low], [high]], ecolor="black", capsize=4)
     for i, setting in enumerate(settings):
         if _is_near(_limit(setting), most_bytes):
-            axes.hlines(_limit(setting) / unit_bytes, i - bar, i + bar, **LIMIT)
+            axes.hlines(_limit(setting) / unit_bytes, i - bar, i + bar, **_LIMIT)
         reserved, requested = (value / unit_bytes for value in _last_oom(setting))
         if requested:
             top = reserved + requested  # the failed request, on top of the reserved bytes
@@ -116,13 +146,13 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
     axes.set_xticks(range(len(settings)), [_name(setting) for setting in settings], fontsize=8)
     axes.set_ylabel(unit)
     axes.margins(y=0.15)
-    handles = [Patch(color=COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
+    handles = [Patch(color=_COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
     if any(setting.ended_early for setting in settings):
         label = "ended by out of memory:\npeaks are lower bounds"
         handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
     if limit_bytes := max(map(_limit, settings)):
         above = "" if _is_near(limit_bytes, most_bytes) else "\n(above the picture)"
-        handles += axes.plot([], [], label=f"limit: {size(limit_bytes)}{above}", **LIMIT)
+        handles += axes.plot([], [], label=f"limit: {size(limit_bytes)}{above}", **_LIMIT)
     outside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
     axes.legend(handles=handles, fontsize=8, **outside)
 

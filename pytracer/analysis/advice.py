@@ -82,24 +82,16 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Memory:
-    """What held the memory of a device when it ran out.
-
-    Attributes:
-        keepers: All Python objects that keep memory.
-        progress: What was not finished; None if that is unknown.
-        avoidable: The changes that avoid some of it.
-        recomputed_bytes: What the recomputation of a checkpoint kept.
-        fitting_input: A sentence: the largest input that fits; None if that is unknown.
-    """
+    """What held the memory of a device when it ran out."""
 
     oom: OutOfMemory
     holders: Sequence[Holder]
-    keepers: Sequence[Keeper]
+    keepers: Sequence[Keeper]  # all Python objects that keep memory
     categories: Sequence[CategoryUsage]
-    progress: Unfinished | None
-    avoidable: Sequence[str]
-    recomputed_bytes: int
-    fitting_input: str | None
+    progress: Unfinished | None  # what was not finished; None if that is unknown
+    avoidable: Sequence[str]  # the changes that avoid some of it
+    recomputed_bytes: int  # what the recomputation of a checkpoint kept
+    fitting_input: str | None  # a sentence: the largest input that fits; None if that is unknown
 
     @property
     def is_nearly_all(self) -> bool:
@@ -112,19 +104,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Trial:
-    """The simulation of a recording under changed settings.
+    """The simulation of a recording under changed settings."""
 
-    Attributes:
-        name: The change, as in "expandable_segments:True".
-        settings: All settings, in the form of the allocator's variable.
-        fits: Whether every allocation found memory, also those that failed in the recording.
-        is_exact: Whether a simulation of the recording's own settings equals the recording after
-            each request, and tests compare the simulator with this version of the allocator.
-    """
-
-    name: str
-    settings: str
-    fits: bool
+    name: str  # the change, as in "expandable_segments:True"
+    settings: str  # all settings, in the form of the allocator's variable
+    fits: bool  # whether every allocation found memory, also those that failed in the recording
+    # Whether a simulation of the recording's own settings equals the recording after each request,
+    # and tests compare the simulator with this version of the allocator.
     is_exact: bool
 
 

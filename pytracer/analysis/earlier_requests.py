@@ -32,32 +32,25 @@ _EVEN = 1.1
 
 @dataclass(frozen=True)
 class EarlierRequests:
-    """The requests of one line before one of them failed.
+    """The requests of one line before one of them failed."""
 
-    Attributes:
-        steps: The number of earlier steps in which the line requested memory; 0 if the other lines
-            of the step request no more than in those, or if the line has requested memory twice as
-            often as in each of them: then it is used for something else.
-        most_bytes: The largest request of these steps; 0 without such a step.
-        replaced: How many blocks of the line were freed, in the step that failed, while its
-            requests grew little by little from `first_bytes` on, each next to the one before; 0 if
-            they did not, or if the blocks were kept.
-        first_bytes: The first request of that step; 0 without one.
-        has_steps: Whether the program marked steps; else all events count as one step.
-        growing: In how many steps the line has requested memory, if it was more in nearly each of
-            them than in the one before, from `least_bytes` on; else 0.
-        least_bytes: Its largest request in the first of them; 0 without one.
-        ratio: How many times as much as in earlier steps most lines of the step request that
-            request more: as many times as large is the input; 1 if they request no more.
-    """
-
+    # The number of earlier steps in which the line requested memory; 0 if the other lines of the
+    # step request no more than in those, or if the line has requested memory twice as often as in
+    # each of them: then it is used for something else.
     steps: int
-    most_bytes: int
+    most_bytes: int  # the largest request of these steps; 0 without such a step
+    # How many blocks of the line were freed, in the step that failed, while its requests grew
+    # little by little from `first_bytes` on, each next to the one before; 0 if they did not, or if
+    # the blocks were kept.
     replaced: int
-    first_bytes: int
-    has_steps: bool
+    first_bytes: int  # the first request of that step; 0 without one
+    has_steps: bool  # whether the program marked steps; else all events count as one step
+    # In how many steps the line has requested memory, if it was more in nearly each of them than in
+    # the one before, from `least_bytes` on; else 0.
     growing: int
-    least_bytes: int
+    least_bytes: int  # its largest request in the first of them; 0 without one
+    # How many times as much as in earlier steps most lines of the step request that request more:
+    # as many times as large is the input; 1 if they request no more.
     ratio: float = 1.0
 
     def are_smaller(self, requested_bytes: int) -> bool:

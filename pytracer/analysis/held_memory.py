@@ -45,22 +45,15 @@ _Coded = tuple[int, Callable[[int], object], Column]
 
 @dataclass(frozen=True)
 class Sum:
-    """The blocks that have the same keys.
+    """The blocks that have the same keys."""
 
-    Attributes:
-        key: The value of each key; see `HeldMemory.group`.
-        size_bytes: The bytes that the allocator gave the blocks.
-        requested_bytes: The bytes that the program requested.
-        pending_bytes: The part of `size_bytes` in blocks that the program has freed, but that a
-            stream still uses. These bytes count in `active_bytes`, not in `allocated_bytes`.
-        count: The number of blocks.
-    """
-
-    key: tuple[Any, ...]
-    size_bytes: int
-    requested_bytes: int
+    key: tuple[Any, ...]  # the value of each key; see `HeldMemory.group`
+    size_bytes: int  # the bytes that the allocator gave the blocks
+    requested_bytes: int  # the bytes that the program requested
+    # The part of `size_bytes` in blocks that the program has freed, but that a stream still uses.
+    # These bytes count in `active_bytes`, not in `allocated_bytes`.
     pending_bytes: int
-    count: int
+    count: int  # the number of blocks
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -70,18 +63,13 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class HeldMemory:
-    """The blocks that are active on a device at one moment.
-
-    Attributes:
-        entry: The entry of the history's usage; None: only the state at the end is known.
-        rows: int64, which of them are active.
-    """
+    """The blocks that are active on a device at one moment."""
 
     data: DeviceData
     stacks: Stacks
-    entry: int | None
+    entry: int | None  # the entry of the history's usage; None: only the state at the end is known
     blocks: Lifetimes
-    rows: Column
+    rows: Column  # int64, which of them are active
 
     def column(self, name: str) -> Column:
         """Return a column of `blocks` for the active ones."""

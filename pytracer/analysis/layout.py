@@ -26,22 +26,15 @@ from pytracer.reading.snapshot import (
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment, or a contiguous mapped part of an expandable one.
+    """A segment, or a contiguous mapped part of an expandable one."""
 
-    Attributes:
-        address, size_bytes: Where it is.
-        stream: The stream of its blocks.
-        pool: Its memory pool, an index in the snapshot's pools.
-        is_small: Whether it has blocks of at most 1 MiB.
-        is_expandable: Whether it belongs to an expandable segment.
-    """
-
+    # Where it is.
     address: int
     size_bytes: int
-    stream: int
-    pool: int
-    is_small: bool
-    is_expandable: bool
+    stream: int  # the stream of its blocks
+    pool: int  # its memory pool, an index in the snapshot's pools
+    is_small: bool  # whether it has blocks of at most 1 MiB
+    is_expandable: bool  # whether it belongs to an expandable segment
 
     @property
     def end(self) -> int:
@@ -51,20 +44,14 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The memory of a device at one moment.
+    """The memory of a device at one moment."""
 
-    Attributes:
-        segments: The segments, by address.
-        block_segment: int64, for each block in use the index of its segment; ascending.
-        block_address, block_bytes: int64, by address.
-        block_stack: uint32, an index in the snapshot's stacks.
-    """
-
-    segments: list[Segment]
-    block_segment: Column
+    segments: list[Segment]  # the segments, by address
+    block_segment: Column  # int64, for each block in use the index of its segment; ascending
+    # int64, by address.
     block_address: Column
     block_bytes: Column
-    block_stack: Column
+    block_stack: Column  # uint32, an index in the snapshot's stacks
 
 
 def layout_at(snapshot: Snapshot, device: int, history: History, entry: int) -> Layout:

@@ -31,17 +31,11 @@ PREFIXES = ("", "backward of ", "backward near ")
 
 @dataclass(frozen=True, eq=False)
 class BlockModules:
-    """The modules of blocks; columns with a row for each block.
+    """The modules of blocks; columns with a row for each block."""
 
-    Attributes:
-        path: int64, an index in `paths`; 0: no module is known.
-        paths: The distinct paths; the first is "".
-        role: uint8: `FORWARD`, `BACKWARD` or `NEAR`.
-    """
-
-    path: Column
-    paths: tuple[str, ...]
-    role: Column
+    path: Column  # int64, an index in `paths`; 0: no module is known
+    paths: tuple[str, ...]  # the distinct paths; the first is ""
+    role: Column  # uint8: `FORWARD`, `BACKWARD` or `NEAR`
 
 
 def block_modules(snapshot: Snapshot, device: int, history: History) -> BlockModules:

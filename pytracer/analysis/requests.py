@@ -72,31 +72,24 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The data of one device that a simulation needs.
-
-    Attributes:
-        name: The device's name, as in "cuda:0".
-        backend: "cuda" or "npu"; "cuda" where the file does not say.
-        torch_version: The version of torch, or of torch_npu on an NPU, without its local part, as
-            in "2.12.1"; None if unknown.
-        settings: The allocator's settings, in the form of the allocator's variable, as far as the
-            file has them.
-        were_changed: Whether the trace shows that expandable segments were switched.
-        limit_bytes: The most bytes that the allocator could have reserved; None if unknown.
-        fraction_bytes: The limit of the process (`set_per_process_memory_fraction`), if it is
-            smaller than what the device had for the allocator; None: no such limit is known.
-        starts_empty: Whether nothing was reserved before the trace.
-    """
+    """The data of one device that a simulation needs."""
 
     device: int
-    name: str
-    backend: str
+    name: str  # the device's name, as in "cuda:0"
+    backend: str  # "cuda" or "npu"; "cuda" where the file does not say
+    # The version of torch, or of torch_npu on an NPU, without its local part, as in "2.12.1"; None
+    # if unknown.
     torch_version: str | None
+    # The allocator's settings, in the form of the allocator's variable, as far as the file has
+    # them.
     settings: str
-    were_changed: bool
+    were_changed: bool  # whether the trace shows that expandable segments were switched
+    # The most bytes that the allocator could have reserved; None if unknown.
     limit_bytes: int | None
+    # The limit of the process (`set_per_process_memory_fraction`), if it is smaller than what the
+    # device had for the allocator; None: no such limit is known.
     fraction_bytes: int | None
-    starts_empty: bool
+    starts_empty: bool  # whether nothing was reserved before the trace
     trace: Trace
     history: History
     requests: Requests

@@ -57,45 +57,30 @@ _COMPILED = None, r"(?:<eval_with_key>[^/\\]*|[/\\]torchinductor_[^/\\]*[/\\].*)
 
 @dataclass(frozen=True, eq=False)
 class StackPlaces:
-    """Columns with a row for each distinct stack.
+    """Columns with a row for each distinct stack."""
 
-    Attributes:
-        place: uint8: `OUTSIDE`, `MODULE`, `OPTIMIZER` or `BACKWARD`.
-        is_of_engine: bool, in `BACKWARD`: autograd's own code made the call, and no Python code
-            that a node runs.
-        is_recomputed: bool, in `BACKWARD`: a checkpoint runs its forward calls again.
-        keeps_random_state: bool: outside of `BACKWARD`, a checkpoint reads the state of the random
-            numbers.
-        is_zero_grad: bool: `zero_grad` of an optimizer or a module made the call.
-        gathers: bool: FSDP2 gathers parameters.
-        makes_buckets: bool: DDP makes its buckets.
-        makes_inputs: bool: a DataLoader makes a batch, or a distributed module moves its arguments.
-        may_make_arguments: bool, in `OUTSIDE`: the stack is complete, and has no pipeline of torch.
-        reduces: bool: FSDP2 reduces gradients.
-        leaves_autocast: bool: autocast drops its cache.
-        engine_call: int64: which of the program's calls of the engine runs a node, in the stack's
-            own frames; 0: none, or a call inside of another one, or the node is not known. Nodes
-            that accumulate gradients do not count.
-        is_second: bool: the node is that of a derivative.
-        accumulates: bool: the node adds to the gradient of a parameter.
-        is_compiled: bool: code that `torch.compile` made runs.
-    """
-
-    place: Column
+    place: Column  # uint8: `OUTSIDE`, `MODULE`, `OPTIMIZER` or `BACKWARD`
+    # bool, in `BACKWARD`: autograd's own code made the call, and no Python code that a node runs.
     is_of_engine: Column
-    is_recomputed: Column
+    is_recomputed: Column  # bool, in `BACKWARD`: a checkpoint runs its forward calls again
+    # bool: outside of `BACKWARD`, a checkpoint reads the state of the random numbers.
     keeps_random_state: Column
-    is_zero_grad: Column
-    gathers: Column
-    makes_buckets: Column
+    is_zero_grad: Column  # bool: `zero_grad` of an optimizer or a module made the call
+    gathers: Column  # bool: FSDP2 gathers parameters
+    makes_buckets: Column  # bool: DDP makes its buckets
+    # bool: a DataLoader makes a batch, or a distributed module moves its arguments.
     makes_inputs: Column
+    # bool, in `OUTSIDE`: the stack is complete, and has no pipeline of torch.
     may_make_arguments: Column
-    reduces: Column
-    leaves_autocast: Column
+    reduces: Column  # bool: FSDP2 reduces gradients
+    leaves_autocast: Column  # bool: autocast drops its cache
+    # int64: which of the program's calls of the engine runs a node, in the stack's own frames; 0:
+    # none, or a call inside of another one, or the node is not known. Nodes that accumulate
+    # gradients do not count.
     engine_call: Column
-    is_second: Column
-    accumulates: Column
-    is_compiled: Column
+    is_second: Column  # bool: the node is that of a derivative
+    accumulates: Column  # bool: the node adds to the gradient of a parameter
+    is_compiled: Column  # bool: code that `torch.compile` made runs
 
 
 _known: "WeakKeyDictionary[Stacks, StackPlaces]" = WeakKeyDictionary()

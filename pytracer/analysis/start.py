@@ -27,37 +27,23 @@ from pytracer.reading.snapshot import (
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The segments of a device at one moment, and the blocks that fill them: both by address.
+    """The segments of a device at one moment, and the blocks that fill them: both by address."""
 
-    Attributes:
-        settings: The settings of the allocator that made it, as in `Recording`.
-        address: int64, by segment: the distance to the lowest address of the file.
-        range_address: int64, the same of the lowest known address of the expandable segment; 0 for
-            other segments.
-        size_bytes: int64, the bytes of the segment.
-        stream, pool: int64, as in `Requests`.
-        order: int64, the place among all segments, in the order of their creation.
-        is_small: bool, whether the segment serves requests of at most 1 MiB.
-        is_expandable: bool, whether it is a mapped part of an expandable segment.
-        block_segment: int64, by block: the index of its segment.
-        block_size_bytes: int64, the bytes of the block.
-        block_number: int64, the block in `Requests.block`; -1: the block is free.
-        block_order: int64, the place among all blocks, in the order of their creation.
-    """
-
-    settings: str
-    address: Column
+    settings: str  # the settings of the allocator that made it, as in `Recording`
+    address: Column  # int64, by segment: the distance to the lowest address of the file
+    # int64, the same of the lowest known address of the expandable segment; 0 for other segments.
     range_address: Column
-    size_bytes: Column
+    size_bytes: Column  # int64, the bytes of the segment
+    # int64, as in `Requests`.
     stream: Column
     pool: Column
-    order: Column
-    is_small: Column
-    is_expandable: Column
-    block_segment: Column
-    block_size_bytes: Column
-    block_number: Column
-    block_order: Column
+    order: Column  # int64, the place among all segments, in the order of their creation
+    is_small: Column  # bool, whether the segment serves requests of at most 1 MiB
+    is_expandable: Column  # bool, whether it is a mapped part of an expandable segment
+    block_segment: Column  # int64, by block: the index of its segment
+    block_size_bytes: Column  # int64, the bytes of the block
+    block_number: Column  # int64, the block in `Requests.block`; -1: the block is free
+    block_order: Column  # int64, the place among all blocks, in the order of their creation
 
 
 def start_of(snapshot: Snapshot, device: int, history: History, settings: str) -> Start | None:

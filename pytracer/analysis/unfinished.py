@@ -38,21 +38,13 @@ _DEVIATION = 0.02
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A forward pass, or the first step of an optimizer, that was not finished.
+    """A forward pass, or the first step of an optimizer, that was not finished."""
 
-    Attributes:
-        text: How far it was, as a sentence.
-        more_bytes: What the rest would have needed, at least.
-        layers: The number of layers; 0 for an optimizer.
-        layers_bytes: What all layers keep of a forward pass; 0 for an optimizer.
-        start_bytes: What was allocated before the first layer; 0 for an optimizer.
-    """
-
-    text: str
-    more_bytes: int
-    layers: int = 0
-    layers_bytes: int = 0
-    start_bytes: int = 0
+    text: str  # how far it was, as a sentence
+    more_bytes: int  # what the rest would have needed, at least
+    layers: int = 0  # the number of layers; 0 for an optimizer
+    layers_bytes: int = 0  # what all layers keep of a forward pass; 0 for an optimizer
+    start_bytes: int = 0  # what was allocated before the first layer; 0 for an optimizer
 
 
 def unfinished(

@@ -27,20 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadFile:
-    """What is kept of a file.
-
-    Attributes:
-        leaks: What the search for leaks in several files needs; None of a file that ran out of
-            memory, or of the only file.
-        fragments: The free memory of its accelerators.
-        is_only: Whether it was read as the only file, with simulated settings.
-    """
+    """What is kept of a file."""
 
     file: AnsweredFile
+    # What the search for leaks in several files needs; None of a file that ran out of memory, or of
+    # the only file.
     leaks: "FileLeaks | None"
     report: "Report | None"
-    fragments: "list[Fragmentation]"
-    is_only: bool
+    fragments: "list[Fragmentation]"  # the free memory of its accelerators
+    is_only: bool  # whether it was read as the only file, with simulated settings
 
 
 def read_file(
@@ -99,17 +94,11 @@ def _try_settings(data: DeviceData) -> list[Trial] | None:
 
 @dataclass(frozen=True)
 class Answered:
-    """The answer about files.
+    """The answer about files."""
 
-    Attributes:
-        answer: None if there are no files.
-        files: The files, the one that matters first.
-        results: What was kept of the files, in the order in which they were given.
-    """
-
-    answer: Answer | None
-    files: list[AnsweredFile]
-    results: Sequence[ReadFile]
+    answer: Answer | None  # None if there are no files
+    files: list[AnsweredFile]  # the files, the one that matters first
+    results: Sequence[ReadFile]  # what was kept of the files, in the order in which they were given
 
 
 def answered(results: Sequence[ReadFile], device: int | None) -> Answered:

@@ -32,22 +32,17 @@ Process = tuple[str | None, int | None]
 
 @dataclass
 class _Device:
-    """What the files of one process have about one device.
+    """What the files of one process have about one device."""
 
-    Attributes:
-        numbers: The largest value of each number in any file.
-        is_complete: Whether the trace of the last file has every event of the process.
-        oom: The unallocated, reserved and requested bytes at the last out-of-memory error; None: no
-            file has the trace of one.
-        limit_bytes: The least limit of any file.
-    """
-
+    # The largest value of each number in any file.
     numbers: dict[str, int] = field(default_factory=dict)
     written_ns: int = -1
-    is_complete: bool = False
+    is_complete: bool = False  # whether the trace of the last file has every event of the process
     oom_ns: int = -1
+    # The unallocated, reserved and requested bytes at the last out-of-memory error; None: no file
+    # has the trace of one.
     oom: tuple[int, int, int] | None = None
-    limit_bytes: int | None = None
+    limit_bytes: int | None = None  # the least limit of any file
 
     def add(self, snapshot: Snapshot, index: int, statistics: Statistics) -> None:
         trace, history = snapshot.traces[index], _history(snapshot, index)

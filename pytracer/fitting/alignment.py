@@ -53,27 +53,20 @@ class StackNames:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A recording whose requests can be compared with those of others.
+    """A recording whose requests can be compared with those of others."""
 
-    Attributes:
-        snapshot, recording: The file, and the requests in it.
-        sizes: The sizes of the program's data.
-        rows: int64, the allocations among the requests.
-        key: int32, by allocation, what has to be the same: the stack, and whether the stream is the
-            default one.
-        steps: How many allocations come before each end of a step; first 0, at last all of them.
-        ends: The same in requests.
-        complete: How many of these parts are complete steps; what follows the last step is none.
-    """
-
+    # The file, and the requests in it.
     snapshot: Snapshot
     recording: Recording
-    sizes: Sizes
-    rows: Column
+    sizes: Sizes  # the sizes of the program's data
+    rows: Column  # int64, the allocations among the requests
+    # int32, by allocation, what has to be the same: the stack, and whether the stream is the
+    # default one.
     key: Column
+    # How many allocations come before each end of a step; first 0, at last all of them.
     steps: list[int]
-    ends: list[int]
-    complete: int
+    ends: list[int]  # the same in requests
+    complete: int  # how many of these parts are complete steps; what follows the last step is none
 
     @property
     def path(self) -> str:

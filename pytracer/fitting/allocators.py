@@ -17,18 +17,12 @@ _MOST_VALUE = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """The device of the next run.
+    """The device of the next run."""
 
-    Attributes:
-        memory_bytes: Its memory; None: unknown.
-        outside_bytes: The part of it that the allocator does not get.
-        room_bytes: What the allocator can get; None: unknown.
-        limits: The same as a limit of the kind that the recorded device had; None: unknown.
-    """
-
-    memory_bytes: int | None
-    outside_bytes: int
-    room_bytes: int | None
+    memory_bytes: int | None  # its memory; None: unknown
+    outside_bytes: int  # the part of it that the allocator does not get
+    room_bytes: int | None  # what the allocator can get; None: unknown
+    # The same as a limit of the kind that the recorded device had; None: unknown.
     limits: Limits | None
 
 

@@ -30,17 +30,11 @@ _EQUAL_BYTES = 0.25
 
 @dataclass(frozen=True)
 class Term:
-    """A product of powers of the variables.
+    """A product of powers of the variables."""
 
-    Attributes:
-        powers: The power of each variable.
-        rounded: The index of the variable that is rounded up first; None for none.
-        multiple: To a multiple of this.
-    """
-
-    powers: tuple[int, ...]
-    rounded: int | None = None
-    multiple: int = 1
+    powers: tuple[int, ...]  # the power of each variable
+    rounded: int | None = None  # the index of the variable that is rounded up first; None for none
+    multiple: int = 1  # to a multiple of this
 
     def at(self, points: Column) -> Column:
         """Return the term's values at points, of shape (points, variables)."""

@@ -36,19 +36,12 @@ class Peak:
 
 @dataclass(frozen=True, eq=False)
 class _Varying:
-    """The requests that depend on values: their sizes are others in each step.
+    """The requests that depend on values: their sizes are others in each step."""
 
-    Attributes:
-        rows: The allocations of the base.
-        powers: The powers of the variables with which each grows.
-        unit_bytes: The bytes of each for a product of these powers of 1.
-        ratio: How many times as large each may be.
-    """
-
-    rows: Column
-    powers: Column
-    unit_bytes: Column
-    ratio: Column
+    rows: Column  # the allocations of the base
+    powers: Column  # the powers of the variables with which each grows
+    unit_bytes: Column  # the bytes of each for a product of these powers of 1
+    ratio: Column  # how many times as large each may be
 
 
 class Program:

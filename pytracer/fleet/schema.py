@@ -29,27 +29,17 @@ ArrowTables = dict[str, Any]
 
 
 class Field(NamedTuple):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        kind: "text", "int64", "int32", "float64" or "bool".
-        meaning: The description for the documentation.
-    """
-
-    kind: str
-    meaning: str
+    kind: str  # "text", "int64", "int32", "float64" or "bool"
+    meaning: str  # the description for the documentation
 
 
 class Table(NamedTuple):
-    """A table of the dataset.
+    """A table of the dataset."""
 
-    Attributes:
-        meaning: What one row is, and the most rows that a file has.
-        fields: The columns, by name, in their order.
-    """
-
-    meaning: str
-    fields: dict[str, Field]
+    meaning: str  # what one row is, and the most rows that a file has
+    fields: dict[str, Field]  # the columns, by name, in their order
 
 
 _KEY = {

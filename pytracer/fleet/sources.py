@@ -24,28 +24,18 @@ _COMPRESSED = (".gz", ".zst")
 
 @dataclass(frozen=True)
 class Source:
-    """A file to read.
+    """A file to read."""
 
-    Attributes:
-        name: The absolute path, or the URL. It identifies the file in the dataset.
-        path: The path, in its file system.
-        url: The URL from which the file is opened; None for a local file.
-        folder: The folder that holds the files of the run.
-        file_bytes: The size of the file; None if unknown.
-        modified_ns: When the file was modified, in ns since the epoch; None if unknown.
-        stamp: A text that differs after the file was rewritten; "": the file is read again.
-        nodes: The nodes of a Ray cluster that have the file; () for any.
-    """
-
-    name: str
-    path: str
-    url: str | None
-    folder: str
+    name: str  # the absolute path, or the URL. It identifies the file in the dataset
+    path: str  # the path, in its file system
+    url: str | None  # the URL from which the file is opened; None for a local file
+    folder: str  # the folder that holds the files of the run
     run: str = ""
-    file_bytes: int | None = None
+    file_bytes: int | None = None  # the size of the file; None if unknown
+    # When the file was modified, in ns since the epoch; None if unknown.
     modified_ns: int | None = None
-    stamp: str = ""
-    nodes: tuple[str, ...] = ()
+    stamp: str = ""  # a text that differs after the file was rewritten; "": the file is read again
+    nodes: tuple[str, ...] = ()  # the nodes of a Ray cluster that have the file; () for any
 
     @property
     def needed_bytes(self) -> int:

@@ -34,20 +34,15 @@ _FRAME = "width:100%;height:90vh;min-height:600px;border:0"
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """The content of a page. A notebook shows the page in the output of the cell.
-
-    Attributes:
-        files: The files, the one that matters first.
-        data: The data of files (`file_data`) by their index in `files`; the first file has data.
-        left_out: What the page does not show, and how to have it, as sentences.
-        difference: The difference of the first file to the second, the baseline.
-    """
+    """The content of a page. A notebook shows the page in the output of the cell."""
 
     title: str
     verdict: Verdict
-    files: Sequence[Summary]
+    files: Sequence[Summary]  # the files, the one that matters first
+    # The data of files (`file_data`) by their index in `files`; the first file has data.
     data: Mapping[int, bytes]
-    left_out: Sequence[str]
+    left_out: Sequence[str]  # what the page does not show, and how to have it, as sentences
+    # The difference of the first file to the second, the baseline.
     difference: Mapping[str, Any] | None = None
 
     def html(self) -> bytes:

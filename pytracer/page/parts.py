@@ -23,50 +23,32 @@ MOST_OLDER = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Lifetimes):
-    """Blocks with their events counted from the first one of a part, as int64.
+    """Blocks with their events counted from the first one of a part, as int64."""
 
-    Attributes:
-        kind: int64, an index in the part's `kinds`.
-        owner: int64, an index in the snapshot's `strings`.
-        holder: int64, what keeps the block, or kept it, an index in the part's `holders`.
-        module: int64, an index in the part's `modules`.
-    """
-
-    kind: Column
-    owner: Column
-    holder: Column
-    module: Column
+    kind: Column  # int64, an index in the part's `kinds`
+    owner: Column  # int64, an index in the snapshot's `strings`
+    holder: Column  # int64, what keeps the block, or kept it, an index in the part's `holders`
+    module: Column  # int64, an index in the part's `modules`
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What the page shows of a device.
+    """What the page shows of a device."""
 
-    Attributes:
-        name: The name of the device, as in "cuda:0".
-        first: The first event that is shown; earlier ones are left out.
-        events: The number of events that are shown: the last ones of the trace, or none.
-        has_history: Whether `blocks` have the events by which they were allocated and freed.
-        blocks: The blocks of these events, and those that existed before them.
-        left_out: What is not shown, as sentences.
-        kinds: Pairs of a category and the rule that decided.
-        modules: The paths of modules; the first is "", no known module.
-        holders: Clauses as of `kept_by_text`; the first is "", not known.
-        segments: The segments before the event `first`, by address.
-        segments_are_known: Whether `segments` has all; if not, the page shows no reserved bytes.
-    """
-
-    name: str
+    name: str  # the name of the device, as in "cuda:0"
     data: DeviceData
-    first: int
-    events: int
-    has_history: bool
-    blocks: Blocks
-    left_out: list[str]
+    first: int  # the first event that is shown; earlier ones are left out
+    events: int  # the number of events that are shown: the last ones of the trace, or none
+    has_history: bool  # whether `blocks` have the events by which they were allocated and freed
+    blocks: Blocks  # the blocks of these events, and those that existed before them
+    left_out: list[str]  # what is not shown, as sentences
+    # Pairs of a category and the rule that decided.
     kinds: tuple[tuple[str, str], ...] = ((UNKNOWN, ""),)
-    modules: tuple[str, ...] = ("",)
-    holders: tuple[str, ...] = ("",)
+    modules: tuple[str, ...] = ("",)  # the paths of modules; the first is "", no known module
+    holders: tuple[str, ...] = ("",)  # clauses as of `kept_by_text`; the first is "", not known
+    # The segments before the event `first`, by address.
     segments: list[Segment] = field(default_factory=list)
+    # Whether `segments` has all; if not, the page shows no reserved bytes.
     segments_are_known: bool = True
 
 

@@ -44,19 +44,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """A file that can be simulated.
-
-    Attributes:
-        changed: The recording with the requests to simulate.
-        what_if: A sentence about each change of the requests.
-        given_bytes: The capacity to simulate; None: as much as in the recording.
-    """
+    """A file that can be simulated."""
 
     snapshot: Snapshot
     recording: Recording
-    changed: Recording
-    what_if: list[str]
-    given_bytes: int | None
+    changed: Recording  # the recording with the requests to simulate
+    what_if: list[str]  # a sentence about each change of the requests
+    given_bytes: int | None  # the capacity to simulate; None: as much as in the recording
 
     @property
     def capacity_bytes(self) -> int | None:

@@ -42,15 +42,11 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Reference:
-    """The simulation of a recording's own settings, compared with the recording.
+    """The simulation of a recording's own settings, compared with the recording."""
 
-    Attributes:
-        deviation: How far the simulation is from the recording.
-        why_unknown: Why the recording says nothing about other settings, as a clause; None if the
-            simulation reproduces the recording.
-    """
-
-    deviation: Deviation
+    deviation: Deviation  # how far the simulation is from the recording
+    # Why the recording says nothing about other settings, as a clause; None if the simulation
+    # reproduces the recording.
     why_unknown: str | None
 
     @property

@@ -12,32 +12,24 @@ from pytracer.simulator.rules import AllocatorRules, is_checked, makes_same_segm
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """How an allocator served requests, until one of them found no memory.
+    """How an allocator served requests, until one of them found no memory."""
 
-    Attributes:
-        peak_reserved_bytes: The most that was reserved at any time.
-        allocated_at_peak_bytes: The allocated bytes when the reserved bytes first had their peak.
-            Blocks have their rounded sizes; a block that was left (`LEAVE`) does not count.
-        device_allocs, device_frees, maps, unmaps: The calls to the device; `maps` and `unmaps` are
-            those of expandable segments, each of one range of pages.
-        retries: How often the cache was given back in order to allocate.
-        failed_request: The first `ALLOCATE` that found no memory; None: none. The requests after it
-            were not made.
-        fitted: The number of `FAIL` that found memory. It was freed again.
-        oom_requests: int64, the `ALLOCATE` and `FAIL` that found no memory.
-        reserved_bytes, allocated_bytes: int64, the values after each request, where asked for.
-    """
-
-    peak_reserved_bytes: int
+    peak_reserved_bytes: int  # the most that was reserved at any time
+    # The allocated bytes when the reserved bytes first had their peak. Blocks have their rounded
+    # sizes; a block that was left (`LEAVE`) does not count.
     allocated_at_peak_bytes: int
+    # The calls to the device; `maps` and `unmaps` are those of expandable segments, each of one
+    # range of pages.
     device_allocs: int
     device_frees: int
     maps: int
     unmaps: int
-    retries: int
+    retries: int  # how often the cache was given back in order to allocate
+    # The first `ALLOCATE` that found no memory; None: none. The requests after it were not made.
     failed_request: int | None
-    fitted: int
-    oom_requests: Column
+    fitted: int  # the number of `FAIL` that found memory. It was freed again
+    oom_requests: Column  # int64, the `ALLOCATE` and `FAIL` that found no memory
+    # int64, the values after each request, where asked for.
     reserved_bytes: Column | None = None
     allocated_bytes: Column | None = None
 
@@ -97,15 +89,11 @@ def begins_as_recorded(requests: Requests, rules: AllocatorRules) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much memory a simulated allocator has.
+    """How much memory a simulated allocator has."""
 
-    Attributes:
-        fraction_bytes: The limit of the process (`set_per_process_memory_fraction`); None: none.
-        device_bytes: What the device has for the allocator; None: more than it can use.
-    """
-
+    # The limit of the process (`set_per_process_memory_fraction`); None: none.
     fraction_bytes: int | None
-    device_bytes: int | None
+    device_bytes: int | None  # what the device has for the allocator; None: more than it can use
 
 
 def limits_of(recording: Recording, capacity_bytes: int | None = None) -> Limits:

@@ -32,17 +32,12 @@ class OptionChange:
 
 @dataclass(frozen=True)
 class Amount:
-    """A number of a device in both recordings. None means unknown.
+    """A number of a device in both recordings. None means unknown."""
 
-    Attributes:
-        before: The number in the baseline. With several pairs of files, the mean over all pairs.
-        after: The number in the new recording, in the same form.
-        delta: `after - before`.
-    """
-
+    # The number in the baseline. With several pairs of files, the mean over all pairs.
     before: int | None
-    after: int | None
-    delta: int | None
+    after: int | None  # the number in the new recording, in the same form
+    delta: int | None  # `after - before`
 
 
 @dataclass(frozen=True)

@@ -25,34 +25,24 @@ they are known. A file does not have the phases of the blocks that exist at its 
 
 @dataclass(frozen=True)
 class DeviceSummary:
-    """The parts of a device that a comparison needs.
-
-    Attributes:
-        at_peak: What held memory at the peak; without a history, at the end.
-    """
+    """The parts of a device that a comparison needs."""
 
     report: DeviceReport
-    at_peak: Holders
+    at_peak: Holders  # what held memory at the peak; without a history, at the end
     at_end: Holders
 
 
 @dataclass(frozen=True)
 class SnapshotSummary:
-    """The parts of a snapshot that a comparison needs.
+    """The parts of a snapshot that a comparison needs."""
 
-    Attributes:
-        path, metadata, allocator_settings: As in `Snapshot`.
-        has_phases: Whether any event has a phase.
-        has_forward_stacks: Whether memory of the backward pass has the stacks of forward calls.
-        lines: The lines in the stacks, of the files that have call sites.
-    """
-
+    # As in `Snapshot`.
     path: str
     metadata: FileMetadata
     allocator_settings: Mapping[str, Any]
-    has_phases: bool
-    has_forward_stacks: bool
-    lines: Lines
+    has_phases: bool  # whether any event has a phase
+    has_forward_stacks: bool  # whether memory of the backward pass has the stacks of forward calls
+    lines: Lines  # the lines in the stacks, of the files that have call sites
     devices: Sequence[DeviceSummary]
 
 

@@ -27,29 +27,20 @@ _MOST_POINTS = 200
 
 @dataclass(frozen=True, eq=False)
 class Lives:
-    """Blocks that outlived the slot in which they were born; columns of equal length.
+    """Blocks that outlived the slot in which they were born; columns of equal length."""
 
-    Attributes:
-        birth: int64, the slot of the allocation; -1: before the first slot.
-        death: int64, the slot of the release; the number of slots: alive at the end of the last.
-        size_bytes: int64.
-        requested_bytes: int64; the allocator may give up to 1 MiB more to a block.
-        stack: int64, a number that identifies the stack.
-        phase: int64, a number that identifies the phase.
-        is_freed_later: bool, whether the block was released after the end of the last slot.
-        holder: int64, a number that identifies the Python object that keeps the block, or the
-            parameter or buffer that has it; 0: unknown.
-        has_event: bool, whether the file has the allocation, and with it all that was released.
-    """
-
-    birth: Column
+    birth: Column  # int64, the slot of the allocation; -1: before the first slot
+    # int64, the slot of the release; the number of slots: alive at the end of the last.
     death: Column
-    size_bytes: Column
-    requested_bytes: Column
-    stack: Column
-    phase: Column
-    is_freed_later: Column
+    size_bytes: Column  # int64
+    requested_bytes: Column  # int64; the allocator may give up to 1 MiB more to a block
+    stack: Column  # int64, a number that identifies the stack
+    phase: Column  # int64, a number that identifies the phase
+    is_freed_later: Column  # bool, whether the block was released after the end of the last slot
+    # int64, a number that identifies the Python object that keeps the block, or the parameter or
+    # buffer that has it; 0: unknown.
     holder: Column
+    # bool, whether the file has the allocation, and with it all that was released.
     has_event: Column
 
     def __len__(self) -> int:

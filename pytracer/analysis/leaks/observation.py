@@ -23,52 +23,40 @@ from pytracer.reading.steps import steps_at
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What was observed on one device.
+    """What was observed on one device."""
 
-    Attributes:
-        lives: The blocks that outlived a slot.
-        site: int64, for each stack a number that identifies its call site.
-        frames: Returns the frames of a stack, from the call site outwards; () for an empty stack.
-        is_owned: bool, whether a model or an optimizer has the block at the end. Gradients and
-            states of an optimizer that are made late are no leak: the parameters bound them.
-        is_of_model: bool, whether the block is a parameter or a buffer at the end.
-        is_workspace: bool, whether cuBLAS has the block, which the end of a program does not free.
-        position: float64, the position of each slot: its step, or its time in seconds.
-        has_steps: Whether the slots are steps.
-        begins_late: Whether the steps before the first slot are missing.
-        doubt: Why no growth can certainly be a leak; "" if one can.
-        events_from: The first step of which all releases are known; 0: they are of all slots. Of
-            blocks that were released in an earlier step, nothing is.
-        volume_bytes: int64, the requested bytes of all allocations in each slot; None if unknown.
-        later: The blocks that were born after the last slot and are alive at the end of the file;
-            None if there are none.
-        later_is_of_model: bool, whether each of them is a parameter or a buffer.
-        older_death, older_bytes: int64, the slot of the release and the size of each block that is
-            older than the first slot, whose stack is unknown.
-        kept_before: What objects kept at an earlier step.
-        strings: The texts by the numbers of `Lives.phase` and `Lives.holder`.
-    """
-
-    lives: Lives
-    site: Column
+    lives: Lives  # the blocks that outlived a slot
+    site: Column  # int64, for each stack a number that identifies its call site
+    # Returns the frames of a stack, from the call site outwards; () for an empty stack.
     frames: Callable[[int], tuple[Frame, ...]]
     files: ProgramFiles
+    # bool, whether a model or an optimizer has the block at the end. Gradients and states of an
+    # optimizer that are made late are no leak: the parameters bound them.
     is_owned: Column
-    is_of_model: Column
+    is_of_model: Column  # bool, whether the block is a parameter or a buffer at the end
+    # bool, whether cuBLAS has the block, which the end of a program does not free.
     is_workspace: Column
     slots: int
-    position: Column
-    has_steps: bool
-    begins_late: bool
-    doubt: str
+    position: Column  # float64, the position of each slot: its step, or its time in seconds
+    has_steps: bool  # whether the slots are steps
+    begins_late: bool  # whether the steps before the first slot are missing
+    doubt: str  # why no growth can certainly be a leak; "" if one can
+    # The first step of which all releases are known; 0: they are of all slots. Of blocks that were
+    # released in an earlier step, nothing is.
     events_from: int = 0
+    # int64, the requested bytes of all allocations in each slot; None if unknown.
     volume_bytes: Column | None = None
+    # The blocks that were born after the last slot and are alive at the end of the file; None if
+    # there are none.
     later: Lives | None = None
+    # bool, whether each of them is a parameter or a buffer.
     later_is_of_model: Column = field(default_factory=lambda: np.zeros(0, bool))
+    # int64, the slot of the release and the size of each block that is older than the first slot,
+    # whose stack is unknown.
     older_death: Column = field(default_factory=lambda: np.zeros(0, np.int64))
     older_bytes: Column = field(default_factory=lambda: np.zeros(0, np.int64))
-    kept_before: Sequence[KeptMemory] = ()
-    strings: Sequence[str] = ("",)
+    kept_before: Sequence[KeptMemory] = ()  # what objects kept at an earlier step
+    strings: Sequence[str] = ("",)  # the texts by the numbers of `Lives.phase` and `Lives.holder`
 
     def keeper_before(self, frames: Sequence[Frame]) -> tuple[str | None, int | None]:
         """Return what kept most memory of a call site at an earlier step, and the bytes of it.

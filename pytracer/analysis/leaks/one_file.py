@@ -50,19 +50,12 @@ NO_STEPS = "the file has no steps: call tracer.step() at the end of each step"
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """The slots over which growth is observed.
+    """The slots over which growth is observed."""
 
-    Attributes:
-        unit: What a slot is: see `DeviceLeaks`.
-        edges: int64, the first event of each slot, and the event after the last slot.
-        position: float64, the step of each slot, or its time in seconds.
-        begins_late: Whether steps before the first slot are missing.
-    """
-
-    unit: Literal["step", "second", "slice"]
-    edges: Column
-    position: Column
-    begins_late: bool
+    unit: Literal["step", "second", "slice"]  # what a slot is: see `DeviceLeaks`
+    edges: Column  # int64, the first event of each slot, and the event after the last slot
+    position: Column  # float64, the step of each slot, or its time in seconds
+    begins_late: bool  # whether steps before the first slot are missing
 
     @property
     def slots(self) -> int:

@@ -30,39 +30,26 @@ MOST_BLOCKS = 250_000
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """The blocks that are alive at the end of a file: columns of equal length, by `block`.
+    """The blocks that are alive at the end of a file: columns of equal length, by `block`."""
 
-    Attributes:
-        block: int64, a number that is the same in other files if address, size and stack are.
-        size_bytes: int64.
-        stack: int64, the key of the block's stack in `FileLeaks.stacks`.
-    """
-
-    block: Column
-    size_bytes: Column
-    stack: Column
+    block: Column  # int64, a number that is the same in other files if address, size and stack are
+    size_bytes: Column  # int64
+    stack: Column  # int64, the key of the block's stack in `FileLeaks.stacks`
 
 
 @dataclass(frozen=True, eq=False)
 class FileLeaks:
-    """What one file shows: the part of a search that needs the file's content.
-
-    Attributes:
-        process: A key that is the same for the files of one process.
-        written_ns: When the file was written; None if unknown.
-        step: The step in which the file was written; None if unknown.
-        devices: The result for each used device, from the file's trace alone.
-        alive: The blocks alive at the end, by the device's name; {} if there are no other files.
-            Without the devices that have more than `MOST_BLOCKS`.
-        stacks: The frames of the blocks' stacks, from the call site outwards, by their hash.
-    """
+    """What one file shows: the part of a search that needs the file's content."""
 
     path: str
-    process: tuple[object, ...]
-    written_ns: int | None
-    step: int | None
-    devices: list[DeviceLeaks]
+    process: tuple[object, ...]  # a key that is the same for the files of one process
+    written_ns: int | None  # when the file was written; None if unknown
+    step: int | None  # the step in which the file was written; None if unknown
+    devices: list[DeviceLeaks]  # the result for each used device, from the file's trace alone
+    # The blocks alive at the end, by the device's name; {} if there are no other files. Without the
+    # devices that have more than `MOST_BLOCKS`.
     alive: dict[str, Ends]
+    # The frames of the blocks' stacks, from the call site outwards, by their hash.
     stacks: dict[int, tuple[Frame, ...]]
     program_files: ProgramFiles
 

@@ -40,8 +40,7 @@ from pytracer.analysis.usage import UsageSample
 from pytracer.text import sentence, size
 from pytracer.variables import command_of, with_settings
 
-UNTESTED = "untested"
-"""The evidence for settings that were not simulated."""
+UNTESTED = "untested"  # the evidence for settings that were not simulated
 
 _MUCH_OF_ITEMS, _MOST_OF_ITEMS = 0.25, 0.5
 """The least part of the memory that the items of an object keep if they are where to look: if only

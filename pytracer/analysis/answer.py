@@ -13,8 +13,7 @@ from pytracer.text import printable, size
 
 MOST_LINES = 20
 
-_LABEL = 9
-"""The width of the column of roles."""
+_LABEL = 9  # the width of the column of roles
 
 # Texts break at spaces. No line break separates a number from its unit, a function from its line,
 # or an arrow from the caller.

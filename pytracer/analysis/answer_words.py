@@ -29,8 +29,7 @@ from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
 
 SHOWN_HOLDERS = 3
-SHOWN_RUNS = 3
-"""The most runs of steps, and the most kinds of modules, that an answer names."""
+SHOWN_RUNS = 3  # the most runs of steps, and the most kinds of modules, that an answer names
 
 REASONS = {
     reasons.LEAK: "a leak",
@@ -55,8 +54,7 @@ NO_STEPS = "can't tell, because the recording has no steps"
 
 NO_PROBLEM = "NO PROBLEM FOUND"
 
-LEAST_SHARE = 0.01
-"""The least part of the memory that an answer names a category for."""
+LEAST_SHARE = 0.01  # the least part of the memory that an answer names a category for
 
 MUCH_KEPT = 0.1
 """The least part of all memory, without a category, that an answer names the Python object for."""

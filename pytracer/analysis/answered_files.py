@@ -15,8 +15,7 @@ from pytracer.text import number
 RUN_NS = 600 * 10**9
 """Processes of one run that run out of memory do so within this time, as is assumed here."""
 
-SHOWN_OTHERS = 3
-"""The most rows about further devices, and about further files."""
+SHOWN_OTHERS = 3  # the most rows about further devices, and about further files
 
 _KINDS = ("oom", "leak", "none", "unknown")
 

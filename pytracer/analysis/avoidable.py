@@ -11,14 +11,11 @@ from pytracer.reading.snapshot import OOM, Column, Stacks
 from pytracer.reading.steps import begin_of_step
 from pytracer.text import size
 
-_LEAST_PART = 0.05
-"""The least part of the memory that is worth a sentence."""
+_LEAST_PART = 0.05  # the least part of the memory that is worth a sentence
 
-_LEAST_SCORES = 0.25
-"""The same of a loss's scores: some of them are needed in any case."""
+_LEAST_SCORES = 0.25  # the same of a loss's scores: some of them are needed in any case
 
-_INNERMOST = 4
-"""How many functions may tell what a request is for, as cross_entropy() does."""
+_INNERMOST = 4  # how many functions may tell what a request is for, as cross_entropy() does
 
 _OF_LOSS = re.compile(
     r"(?:\w*cross_entropy|nll_loss|log_softmax|ForCausalLMLoss)$|LogSoftmaxBackward|NllLossBackward"

@@ -22,8 +22,7 @@ OF_NO_MODEL = ("", UNKNOWN, "workspace", "activation")
 """The categories in a file of blocks that no model and no optimizer has: those that torch keeps for
 cuBLAS, those that a node keeps, and others."""
 
-_UNSAID = UNKNOWN, ""
-"""The kind of blocks of which the file says nothing."""
+_UNSAID = UNKNOWN, ""  # the kind of blocks of which the file says nothing
 
 # A rule of the file: a node of one of autograd's graphs kept the block. These come before it.
 _SAVED = "saved_by_node"

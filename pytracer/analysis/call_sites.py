@@ -128,8 +128,7 @@ _ENGINE = re.compile("_engine_run_backward")
 LEAST_SHARED = 0.8
 """A caller is named if at least this part of a call site's bytes was allocated below it."""
 
-UNKNOWN = -1
-"""The call site of an empty stack."""
+UNKNOWN = -1  # the call site of an empty stack
 
 UNKNOWN_NODE = "backward"
 """The `autograd_node` where only the thread shows that a node ran: see autograd_threads.h."""

@@ -8,23 +8,18 @@ from pytracer.analysis.call_sites import UNKNOWN, call_sites
 from pytracer.analysis.device_data import DeviceData
 from pytracer.reading.snapshot import ALLOC, Column
 
-_LEAST_STEPS = 3
-"""The least number of earlier steps from which the usual size of requests is known."""
+_LEAST_STEPS = 3  # the least number of earlier steps from which the usual size of requests is known
 
-_LARGER = 1.25
-"""Requests of more than this many times the largest earlier one are unusual."""
+_LARGER = 1.25  # requests of more than this many times the largest earlier one are unusual
 
 _MORE_OFTEN = 2
 """How many times as often as in an earlier step a line requests memory if it is in a loop."""
 
-_SMALL_PART = 64
-"""A request is small if it is less than this part, 1/64, of the one that failed."""
+_SMALL_PART = 64  # a request is small if it is less than this part, 1/64, of the one that failed
 
-_LEAST_REPLACED = 16
-"""The least number of blocks that a line has to replace by larger ones."""
+_LEAST_REPLACED = 16  # the least number of blocks that a line has to replace by larger ones
 
-_MOSTLY = 0.9
-"""The part of the steps in which a line requests more than in the one before."""
+_MOSTLY = 0.9  # the part of the steps in which a line requests more than in the one before
 
 _EVEN = 1.1
 """The least growth in steps of one size, as of one token; the ring may have lost its beginning."""

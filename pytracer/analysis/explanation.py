@@ -51,8 +51,7 @@ from pytracer.reading.metadata import Killed
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
 
-TOP = 5
-"""How many call sites an explanation has."""
+TOP = 5  # how many call sites an explanation has
 
 
 @dataclass(frozen=True)

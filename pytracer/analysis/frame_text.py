@@ -32,8 +32,7 @@ def call_site_text(frame: Frame | None, width: int | None = None) -> str:
     return f"{file}\n{_shortened(function, width)}"
 
 
-MOST_CALLERS = 2
-"""How many callers of a call site are shown."""
+MOST_CALLERS = 2  # how many callers of a call site are shown
 
 
 def is_users(frame: Frame) -> bool:
@@ -67,8 +66,7 @@ def chain_text(frame: Frame | None, callers: Sequence[Frame]) -> str:
     return text
 
 
-_LEAST_FUNCTION = 12
-"""The least number of characters that are shown of a function's name."""
+_LEAST_FUNCTION = 12  # the least number of characters that are shown of a function's name
 
 
 def _shortened(text: str, width: int | None) -> str:

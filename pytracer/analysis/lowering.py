@@ -11,8 +11,7 @@ from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.unfinished import Unfinished, layers_of
 from pytracer.text import size
 
-_LEAST_PART = 0.05
-"""The least part of the memory that a remedy saves if it is named."""
+_LEAST_PART = 0.05  # the least part of the memory that a remedy saves if it is named
 
 _KEPT_BY_CHECKPOINTS = ("checkpoint.", "CheckpointFunctionBackward", "_NoopSaveInputsBackward")
 """The names of what torch.utils.checkpoint keeps for a region."""

@@ -45,8 +45,7 @@ although nearly all memory is in use."""
 MUCH_IN_PIECES = 0.2
 """The part of the memory that is free in pieces if this alone is a reason, whatever comes next."""
 
-SPARE_PAGES = 10
-"""How many pages of each stream must be to spare for a verdict of fragmentation."""
+SPARE_PAGES = 10  # how many pages of each stream must be to spare for a verdict of fragmentation
 
 
 def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:

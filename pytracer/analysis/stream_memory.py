@@ -18,8 +18,7 @@ from pytracer.reading.snapshot import ALLOC, Column, Frame
 from pytracer.reading.steps import step_at
 
 _LEAST_BYTES = 256 * 2**20
-_LEAST_PART = 0.2
-"""The least part of the reserved memory that is worth a verdict."""
+_LEAST_PART = 0.2  # the least part of the reserved memory that is worth a verdict
 _LEAST_STREAMS, _MOST_AT_ONCE = 8, 2
 """Before a step has ended, or if they are used again: so many streams, of which so few had blocks
 in use at a time."""

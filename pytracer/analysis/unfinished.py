@@ -23,17 +23,13 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")  # of a layer, in the name of a 
 _LEAST_STARTED = 3
 """The least number of layers that have begun: two that keep the same show what all keep."""
 
-_ALIKE = 1.1
-"""The most by which the parameters of one layer are more than those of another."""
+_ALIKE = 1.1  # the most by which the parameters of one layer are more than those of another
 
-_LEAST_OF_MODEL = 0.5
-"""The least part of the parameters that the layers have."""
+_LEAST_OF_MODEL = 0.5  # the least part of the parameters that the layers have
 
-_LEAST_SAVED = 0.5
-"""The least part of what the layers keep that nodes of autograd have saved."""
+_LEAST_SAVED = 0.5  # the least part of what the layers keep that nodes of autograd have saved
 
-_DEVIATION = 0.02
-"""The most by which what one layer keeps is more or less than what another keeps."""
+_DEVIATION = 0.02  # the most by which what one layer keeps is more or less than what another keeps
 
 
 @dataclass(frozen=True)

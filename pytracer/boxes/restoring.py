@@ -20,8 +20,7 @@ from pytracer.child_process import last_exception, python_command, run_captured
 from pytracer.errors import PytracerError
 from pytracer.text import printable
 
-PATIENCE_S = 60.0
-"""How long reading one box may take."""
+PATIENCE_S = 60.0  # how long reading one box may take
 
 
 def restore(folder: Path, within_s: float | None = None) -> Iterator[str]:

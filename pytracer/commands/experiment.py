@@ -25,8 +25,7 @@ SETTINGS_PER_TABLE = 3
 """How many settings a table shows next to each other. With more settings there are several tables,
 and the first setting is in each."""
 
-NAME_WIDTH = 17
-"""The width of a setting's column."""
+NAME_WIDTH = 17  # the width of a setting's column
 
 
 _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {

@@ -12,8 +12,7 @@ from pytracer.fleet.collection import Collected, Engine, LocalEngine
 from pytracer.fleet.collection import collect as collect_files
 from pytracer.text import number, printable
 
-_SHOWN = 5
-"""How many unreadable files are named."""
+_SHOWN = 5  # how many unreadable files are named
 
 
 @click.command("collect")

@@ -23,8 +23,7 @@ from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
 from pytracer.text import number, printable, size
 
-_ROWS_OF_PAGE = 200
-"""The most rows of a table in the HTML file."""
+_ROWS_OF_PAGE = 200  # the most rows of a table in the HTML file
 
 _COLUMNS = 120
 _PAGE_MARK = '<meta name="generator" content="pytracer fleet report'

@@ -25,8 +25,7 @@ Result = TypeVar("Result")
 SMALL_BYTES = 256 * 2**20
 """Files that take less memory together, by estimate, are read in less time than processes start."""
 
-PATIENCE_S = 2.0
-"""Work that takes longer than this shows its progress."""
+PATIENCE_S = 2.0  # work that takes longer than this shows its progress
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:

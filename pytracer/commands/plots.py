@@ -13,8 +13,7 @@ from pytracer.text import size
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 
-_Style = dict[str, Any]
-"""Keyword arguments for matplotlib's functions."""
+_Style = dict[str, Any]  # keyword arguments for matplotlib's functions
 
 _PEAKS = {"peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated"}
 _COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}

@@ -22,8 +22,7 @@ from pytracer.reading.snapshot import Snapshot, has_events
 from pytracer.text import number, parsed_size, size
 from pytracer.tracing.tracer import Tracer
 
-RING_ENTRIES = 1_000_000
-"""The bound of the events of a test's recording; they take at most 48 MB."""
+RING_ENTRIES = 1_000_000  # the bound of the events of a test's recording; they take at most 48 MB
 
 _TOP = 5
 

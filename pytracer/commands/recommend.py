@@ -18,11 +18,9 @@ from pytracer.recommendation import Recommendation, TriedSetting, recommend_swee
 from pytracer.simulator.deviation import deviation_text
 from pytracer.text import parsed_size, printable, size
 
-ROWS = 6
-"""The most settings in the table; JSON has all."""
+ROWS = 6  # the most settings in the table; JSON has all
 
-SIMPLE = 2
-"""The most keys of a setting in the table, next to the recommended and the own settings."""
+SIMPLE = 2  # the most keys of a setting in the table, next to the recommended and the own settings
 
 NAME_WIDTH = 26
 

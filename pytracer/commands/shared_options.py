@@ -12,8 +12,7 @@ from pytracer.text import parsed_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-TOP = 10
-"""How many rows of a table are shown by default."""
+TOP = 10  # how many rows of a table are shown by default
 
 
 class _Source(click.Path):

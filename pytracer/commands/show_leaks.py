@@ -24,8 +24,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.commands.table import Columns, Fitted, call_chain, make_table
 from pytracer.text import number, printable, size
 
-_CALLERS = 2
-"""The number of callers that a table shows below a call site."""
+_CALLERS = 2  # the number of callers that a table shows below a call site
 
 _VERDICTS = ("leak", "unknown", "none")
 

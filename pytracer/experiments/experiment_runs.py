@@ -28,8 +28,7 @@ from pytracer.text import printable
 from pytracer.tracing.option_forms import check_step_from
 from pytracer.tracing.options import STEP_OPTIONS, SWITCH, switched_off, variable
 
-CURRENT = "current"
-"""The name of the setting that changes nothing in the environment's settings."""
+CURRENT = "current"  # the name of the setting that changes nothing in the environment's settings
 
 REPORT, LOG = "experiment.json", "log.txt"
 

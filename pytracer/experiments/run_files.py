@@ -26,8 +26,7 @@ _PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes")
 _OOM = ("oom_unallocated_bytes", "oom_reserved_bytes", "oom_requested_bytes")
 _ENVIRONMENT = ("host", "torch", "torch_npu", "python", "backends")
 
-Process = tuple[str | None, int | None]
-"""The host and the pid of a process, as its files have them."""
+Process = tuple[str | None, int | None]  # the host and the pid of a process, as its files have them
 
 
 @dataclass

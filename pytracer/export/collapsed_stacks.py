@@ -18,8 +18,7 @@ from pytracer.text import printable
 
 At = Literal["peak", "end", "oom"]
 
-NO_STACK = "(no stack)"
-"""The frame of blocks whose stack is not in the file."""
+NO_STACK = "(no stack)"  # the frame of blocks whose stack is not in the file
 
 
 def collapse_stacks(

@@ -25,8 +25,7 @@ from pytracer.reading.files import parse_place
 from pytracer.reading.snapshot import NO_TIME, Column, Snapshot
 from pytracer.reading.steps import step_boundaries
 
-ROWS = 1 << 17
-"""The number of rows in a row group."""
+ROWS = 1 << 17  # the number of rows in a row group
 
 _ORIGIN = {
     "snapshot": "text",

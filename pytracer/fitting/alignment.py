@@ -15,8 +15,7 @@ from pytracer.fitting.sizes import Sizes
 from pytracer.reading.snapshot import Column, Frame, Snapshot, Stacks
 from pytracer.reading.steps import step_boundaries
 
-_ALIKE = "devices", "versions of torch", "settings"
-"""What all recordings have to have in common."""
+_ALIKE = "devices", "versions of torch", "settings"  # what all recordings have to have in common
 
 
 class StackNames:

@@ -8,8 +8,7 @@ import numpy as np
 
 from pytracer.reading.snapshot import Column
 
-MISSING = -1
-"""The size of a request that a recording does not have."""
+MISSING = -1  # the size of a request that a recording does not have
 
 _MOST_POWER, _MOST_DEGREE = 2, 3
 """Attention without flash kernels needs the degree 3: batch times the square of the length."""
@@ -21,11 +20,9 @@ _MULTIPLES = (8, 16, 32, 64, 128)
 
 MOST_MULTIPLE = _MULTIPLES[-1]
 
-_LEAST_ROUNDED = 32
-"""Smaller sizes are batches, which kernels do not round."""
+_LEAST_ROUNDED = 32  # smaller sizes are batches, which kernels do not round
 
-_EQUAL_BYTES = 0.25
-"""Sizes are whole bytes, and the arithmetic has 53 bits."""
+_EQUAL_BYTES = 0.25  # sizes are whole bytes, and the arithmetic has 53 bits
 
 
 @dataclass(frozen=True)

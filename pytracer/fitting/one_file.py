@@ -13,8 +13,7 @@ from pytracer.fitting.lines import kinds_of
 from pytracer.fitting.sizes import GivenSizes, Sizes
 from pytracer.reading.snapshot import Column
 
-_MOST_SIZES = 16
-"""How many sizes of steps are used: more take more time, and do not show more."""
+_MOST_SIZES = 16  # how many sizes of steps are used: more take more time, and do not show more
 
 _OF_MODEL = "within_optimizer"
 """The rule of temporary memory that grows with the model, and not with its data."""

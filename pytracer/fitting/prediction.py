@@ -17,8 +17,7 @@ from pytracer.simulator.simulate import Limits, Simulated, simulate_recording
 
 NO_LIMITS = Limits(None, None)
 
-LEAST, USUAL, MOST = -1, 0, 1
-"""Which bytes are meant of requests that are not known exactly."""
+LEAST, USUAL, MOST = -1, 0, 1  # which bytes are meant of requests that are not known exactly
 
 
 @dataclass(frozen=True)

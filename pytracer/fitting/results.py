@@ -13,8 +13,7 @@ from pytracer.text import number, size, size_range
 
 FITS, DOES_NOT_FIT, UNKNOWN, NO_DEVICE = "fits", "does not fit", "can't tell", "no device"
 
-OWN = "own settings"
-"""The name of the recording's own settings."""
+OWN = "own settings"  # the name of the recording's own settings
 
 
 @dataclass(frozen=True)

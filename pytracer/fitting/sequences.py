@@ -4,20 +4,15 @@ import numpy as np
 
 from pytracer.reading.snapshot import Column
 
-_AGREE = 6
-"""After a difference, this many requests in a row have to be the same again."""
+_AGREE = 6  # after a difference, this many requests in a row have to be the same again
 
-_LOOK = 20_000
-"""How far ahead the same requests are searched."""
+_LOOK = 20_000  # how far ahead the same requests are searched
 
-_BOTH = 64
-"""How many requests, of both recordings together, may be others at one place."""
+_BOTH = 64  # how many requests, of both recordings together, may be others at one place
 
-_MOST_PAIRS = 4_000_000
-"""In runs of one stack with more pairs, sizes are not compared."""
+_MOST_PAIRS = 4_000_000  # in runs of one stack with more pairs, sizes are not compared
 
-_GIVE_UP = 100
-"""After so many differences without an end, the rest is different."""
+_GIVE_UP = 100  # after so many differences without an end, the rest is different
 
 
 def aligned(first: Column, second: Column) -> tuple[Column, Column]:

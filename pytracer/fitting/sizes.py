@@ -17,14 +17,11 @@ from pytracer.reading.files import find, parse_place
 from pytracer.reading.snapshot import Column, Snapshot
 from pytracer.text import number
 
-Sizes = dict[str, int]
-"""The size of each variable, as in {"batch": 2, "length": 4096}."""
+Sizes = dict[str, int]  # the size of each variable, as in {"batch": 2, "length": 4096}
 
-MOST_VALUES = 1000
-"""The most sizes of a range."""
+MOST_VALUES = 1000  # the most sizes of a range
 
-LEAST_MULTIPLE = 8
-"""From this multiple on, kernels are known to round sizes."""
+LEAST_MULTIPLE = 8  # from this multiple on, kernels are known to round sizes
 
 GivenSizes = dict[str, int | list[int]]
 """The sizes of a recording. A list has the sizes of its complete steps, in order."""

@@ -13,11 +13,9 @@ from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source, find_sources, with_runs
 from pytracer.fleet.summary import collect_file, unreadable
 
-BATCH_FILES = 256
-"""The number of files after which their rows are written."""
+BATCH_FILES = 256  # the number of files after which their rows are written
 
-BATCH_S = 60.0
-"""The seconds after which the rows of fewer files are written."""
+BATCH_S = 60.0  # the seconds after which the rows of fewer files are written
 
 
 class Engine(Protocol):

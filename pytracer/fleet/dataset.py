@@ -26,18 +26,15 @@ from pytracer.errors import PytracerError
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, ArrowTables, arrow_schema, pyarrow
 from pytracer.reading.files import is_special
 
-MARK = "_pytracer_fleet.json"
-"""The file that tells a dataset from other folders."""
+MARK = "_pytracer_fleet.json"  # the file that tells a dataset from other folders
 
-UNFINISHED = "_unfinished"
-"""The file that exists while a collection runs, and after one was killed."""
+UNFINISHED = "_unfinished"  # the file that exists while a collection runs, and after one was killed
 
 _ROWS = 1 << 16
 _TABLES = [*(name for name in TABLES if name != "files"), "files"]
 """The tables in the order in which they are written."""
 
-_LEARNED = ["source", "stamp", "run", "folder"]
-"""The columns of `files` that a collection reads."""
+_LEARNED = ["source", "stamp", "run", "folder"]  # the columns of `files` that a collection reads
 
 
 class Dataset:

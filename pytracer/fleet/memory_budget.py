@@ -5,8 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-SHARE_OF_FREE = 4
-"""The default budget is the free memory divided by this number."""
+SHARE_OF_FREE = 4  # the default budget is the free memory divided by this number
 
 # The names of two files, and of a line in the file `memory.stat`, in each version of cgroups.
 _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

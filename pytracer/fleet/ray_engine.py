@@ -18,15 +18,13 @@ from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source, find_sources, is_url
 from pytracer.fleet.summary import collect_file, unreadable
 
-RETRIES = 3
-"""How often Ray runs a task again whose worker ended."""
+RETRIES = 3  # how often Ray runs a task again whose worker ended
 
 _LEAST_TASKS = 16
 _LISTING_S = 600.0
 _CONNECT_S = 20.0
 
-Found = tuple[list[Source], list[str]]
-"""What a path names on a node, and why it names nothing."""
+Found = tuple[list[Source], list[str]]  # what a path names on a node, and why it names nothing
 
 
 class RayEngine:

@@ -11,11 +11,9 @@ from pytracer.text import number, sentence, size, size_range
 LEAST_RANKS = 8
 """The fewest ranks among which an outlier is named; `sql/spread.sql` has the same number."""
 
-CLOCKS_S = 1.0
-"""How far the clocks of two hosts may be apart."""
+CLOCKS_S = 1.0  # how far the clocks of two hosts may be apart
 
-MOST_COMMANDS = 6
-"""The most commands of a report."""
+MOST_COMMANDS = 6  # the most commands of a report
 
 _URGENCY: tuple[Verdict, ...] = ("found", "unknown", "none")
 

@@ -21,11 +21,9 @@ MOST_SETTINGS = 200  # of a scope
 MOST_SETTING_LENGTH = 4096  # characters of a setting's name, and of its value
 
 
-Row = dict[str, Any]
-"""A row of a table. A column that it lacks is null."""
+Row = dict[str, Any]  # a row of a table. A column that it lacks is null
 
-ArrowTables = dict[str, Any]
-"""The rows of a file in each table that has any, as Arrow tables."""
+ArrowTables = dict[str, Any]  # the rows of a file in each table that has any, as Arrow tables
 
 
 class Field(NamedTuple):

@@ -21,8 +21,7 @@ from pytracer.child_process import python_command
 from pytracer.errors import PytracerError
 from pytracer.log import print_line, warn_once
 
-END_SECONDS = 60.0
-"""How long the end of the job waits for the helper process."""
+END_SECONDS = 60.0  # how long the end of the job waits for the helper process
 
 _lock = threading.RLock()
 _helper: "subprocess.Popen[bytes] | None" = None

@@ -20,8 +20,7 @@ from pytracer.page.parts import rows_of
 from pytracer.reading.snapshot import OOM, Column, Snapshot
 from pytracer.text import printable, sentence
 
-CURVE_POINTS = 300
-"""The most points of each curve of a file's short description."""
+CURVE_POINTS = 300  # the most points of each curve of a file's short description
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,9 @@ from pytracer.text import printable
 
 FORMAT = 1
 
-MOST_EVENTS = 1_000_000
-"""The most events in a page by default."""
+MOST_EVENTS = 1_000_000  # the most events in a page by default
 
-MOST_FILES = 256
-"""The most files that a page describes."""
+MOST_FILES = 256  # the most files that a page describes
 
 _PLACE = b"<!-- pytracer:data -->"
 _PAGE_ID = "pytracer-page"

@@ -74,8 +74,7 @@ def _has_exact_differences(values: Column) -> bool:
     return bool(np.abs(values).max() < _EXACT / 2)
 
 
-MOST_CHARACTERS = 500
-"""The longest text; of a longer one, the end is cut off."""
+MOST_CHARACTERS = 500  # the longest text; of a longer one, the end is cut off
 
 MOST_OF_LINE = 2_000
 """The longest line of the verdict and the longest sentence about what is left out."""
@@ -89,8 +88,7 @@ MOST_STACK_FRAMES = 2_000_000
 MOST_NAMES = 65_536
 """The most phases, pools and modules of a file; further ones are shown as the first one."""
 
-MOST_KINDS = 256
-"""The most kinds of blocks of a file; blocks of further ones are shown as unknown."""
+MOST_KINDS = 256  # the most kinds of blocks of a file; blocks of further ones are shown as unknown
 
 
 def shortened(text: str, most: int = MOST_CHARACTERS) -> str:

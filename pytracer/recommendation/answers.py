@@ -21,8 +21,7 @@ NO_SETTING = "no setting"
 UNKNOWN = "can't tell"
 LEAK = "leak"
 
-WORTH = 0.02
-"""The share of the peak that a change must save, if the recording's own settings fit."""
+WORTH = 0.02  # the share of the peak that a change must save, if the recording's own settings fit
 
 COMPLETE = (
     "Record from the beginning of the program, with a ring that keeps all events "

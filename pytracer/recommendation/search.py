@@ -15,8 +15,7 @@ from pytracer.recommendation.answers import TriedSetting
 from pytracer.simulator.simulate import Limits, Simulated, rules_under, simulate_recording
 from pytracer.variables import format_settings, merge_settings, parse_settings
 
-ROUNDS = 2
-"""How often the neighbours of the best settings are tried."""
+ROUNDS = 2  # how often the neighbours of the best settings are tried
 
 UNIT_BYTES = 2 << 20
 """The resolution of the smallest device, or a `RESOLUTION`th of it if that is more."""
@@ -37,8 +36,7 @@ ROUNDING = "max_non_split_rounding_mb"
 PLACEMENT = (EXPANDABLE, SPLIT, DIVISIONS, COLLECTION, SEGMENT, ROUNDING)
 """The settings that are searched. All other settings stay as the recording has them."""
 
-Choice = dict[str, str]
-"""The values of the settings in `PLACEMENT` that differ from the defaults."""
+Choice = dict[str, str]  # the values of the settings in `PLACEMENT` that differ from the defaults
 
 _SPLITS = (32, 64, 128, 256, 512, 1024)
 _DIVISIONS = (2, 4, 8, 16)

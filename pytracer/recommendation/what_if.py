@@ -16,8 +16,7 @@ from pytracer.text import did_you_mean, number, size
 MOST_BYTES = 2**44
 """The most memory that a changed program may need at one moment: more than any device has."""
 
-CATEGORY = "category:"
-"""The beginning of the name of a category, as in "category:optimizer_state"."""
+CATEGORY = "category:"  # the beginning of the name of a category, as in "category:optimizer_state"
 
 
 def change_requests(

@@ -27,8 +27,7 @@ TRACEBACK = "_allocation_traceback"
 ONLY_IN_TORCH = ("external_annotations", "host_segments", "host_traces")
 """The keys of a snapshot that only torch's own recorder fills."""
 
-PROGRAM = "user"
-"""The owner of the session of everything that is not torch's own code."""
+PROGRAM = "user"  # the owner of the session of everything that is not torch's own code
 
 _FORWARDING_MODULES = (
     __name__,

@@ -4,8 +4,7 @@ import contextlib
 import re
 from pathlib import Path
 
-Kills = tuple[str, int]
-"""The file that counts, and how many there were."""
+Kills = tuple[str, int]  # the file that counts, and how many there were
 
 
 def kills() -> Kills | None:

@@ -223,8 +223,7 @@ class ModulePhases:
     """
 
     MOST = 65_535
-    MOST_BYTES = 2**20
-    """How long all names together may be, each counted once."""
+    MOST_BYTES = 2**20  # how long all names together may be, each counted once
 
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {"models": set(), "paths": set()}

@@ -16,11 +16,9 @@ from pytracer.reading.snapshot import Frame
 
 Rule = Literal["line", "function", "path", "file name"]
 
-Line = tuple[int, str]
-"""The number of a line, and the name of its function."""
+Line = tuple[int, str]  # the number of a line, and the name of its function
 
-Lines = Mapping[str, frozenset[Line]]
-"""The lines in the stacks of a recording, by file."""
+Lines = Mapping[str, frozenset[Line]]  # the lines in the stacks of a recording, by file
 
 _MOVE_COST = 0.75
 """What a change of the distance costs, in matched lines: one line alone may have moved."""

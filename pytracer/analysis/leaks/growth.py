@@ -15,14 +15,11 @@ import numpy as np
 from pytracer.analysis.history import totals
 from pytracer.reading.snapshot import Column
 
-LEAST_SLOTS = 8
-"""The least number of slots from which a leak is concluded."""
+LEAST_SLOTS = 8  # the least number of slots from which a leak is concluded
 
-LEAST_GROWTHS = 5
-"""The least number of slots with growth from which a leak is concluded."""
+LEAST_GROWTHS = 5  # the least number of slots with growth from which a leak is concluded
 
-_MOST_POINTS = 200
-"""The number of points of a line of which all pairs are compared."""
+_MOST_POINTS = 200  # the number of points of a line of which all pairs are compared
 
 
 @dataclass(frozen=True, eq=False)

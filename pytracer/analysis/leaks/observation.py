@@ -80,8 +80,7 @@ class Observation:
         return name, int(sizes[group == names.index(name)].sum())
 
 
-_MOST_SLOTS = 256
-"""Far fewer than steps whose blocks are told apart (`Blocks.birth_step`)."""
+_MOST_SLOTS = 256  # far fewer than steps whose blocks are told apart (`Blocks.birth_step`)
 
 
 def birth_steps(data: DeviceData) -> Column:

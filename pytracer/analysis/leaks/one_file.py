@@ -35,15 +35,13 @@ from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_e
 from pytracer.reading.steps import step_at
 from pytracer.text import size
 
-TIME_SLICES = 24
-"""The number of slices of a file without steps."""
+TIME_SLICES = 24  # the number of slices of a file without steps
 
 _GREW = 1.25
 """Memory has grown as a whole if the last third of the steps always had so many times the most of
 the first third."""
 
-_MOST_SLOTS = 2048
-"""Of more steps, several consecutive ones are one slot."""
+_MOST_SLOTS = 2048  # of more steps, several consecutive ones are one slot
 
 NO_STEPS = "the file has no steps: call tracer.step() at the end of each step"
 

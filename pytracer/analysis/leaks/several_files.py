@@ -18,8 +18,7 @@ from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict, in
 from pytracer.reading.files import parse_place
 from pytracer.reading.snapshot import Column, Frame, Snapshot
 
-_NO_DEVICE = "no device"
-"""The name in the result for a process of whose files none has a device."""
+_NO_DEVICE = "no device"  # the name in the result for a process of whose files none has a device
 
 _RANK = re.compile(r"rank[_-]?(\d+)")
 """Ranks in the names that programs give to files of torch's own recorder."""

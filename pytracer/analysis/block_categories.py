@@ -31,18 +31,13 @@ _BEFORE_SAVED = [rule.number for rule in (Rule.GATHER, Rule.BUCKET, Rule.BATCH)]
 
 @dataclass(frozen=True, eq=False)
 class BlockCategories:
-    """What the blocks of a `Lifetimes` were for; columns with a row for each block.
+    """What the blocks of a `Lifetimes` were for; columns with a row for each block."""
 
-    Attributes:
-        kind: int64, an index in `kinds`.
-        kinds: Pairs of a category and the rule that decided, such as ("activation",
-            "freed_by_node").
-        owner: int64, the name of the largest tensor in the block, an index in the snapshot's
-            `strings`; 0: no owner is known.
-    """
-
-    kind: Column
+    kind: Column  # int64, an index in `kinds`
+    # Pairs of a category and the rule that decided, such as ("activation", "freed_by_node").
     kinds: tuple[tuple[str, str], ...]
+    # int64, the name of the largest tensor in the block, an index in the snapshot's `strings`; 0:
+    # no owner is known.
     owner: Column
 
     def categories(self) -> tuple[tuple[str, ...], Column]:

@@ -19,21 +19,17 @@ _NO_EVENTS = Trace(*(np.zeros(0, kind) for kind in ("u1", *["i8"] * 4, *["u4"] *
 
 @dataclass(frozen=True, eq=False)
 class DeviceData:
-    """One device of a snapshot.
-
-    Attributes:
-        trace: The device's events; none in the oldest files.
-        history: The usage over the trace. With a contradiction, the usage that the trace alone
-            gives, as far as it gives one (see `sum_trace`). Unknown without events. In a file of
-            one phase, no entry is exact.
-        contradiction: Why the trace does not lead to the final state, and what is known
-            nevertheless; None if it does.
-    """
+    """One device of a snapshot."""
 
     snapshot: Snapshot
     device: int
-    trace: Trace
+    trace: Trace  # the device's events; none in the oldest files
+    # The usage over the trace. With a contradiction, the usage that the trace alone gives, as far
+    # as it gives one (see `sum_trace`). Unknown without events. In a file of one phase, no entry is
+    # exact.
     history: History
+    # Why the trace does not lead to the final state, and what is known nevertheless; None if it
+    # does.
     contradiction: str | None
     boundaries: Boundaries
     metadata: DeviceMetadata

@@ -75,19 +75,14 @@ class _Device:
 
 @dataclass
 class RunFiles:
-    """What the snapshots of a run have.
+    """What the snapshots of a run have."""
 
-    Attributes:
-        paths: The snapshots that could be read.
-        problems: Why other files could not be read, and why devices were not recorded.
-        numbers: The numbers of the run's `Outcome`; {}: no file is from a process that used an
-            accelerator.
-        settings: The allocators' settings when the processes ended, as far as known.
-    """
-
-    paths: list[Path] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)  # the snapshots that could be read
+    # Why other files could not be read, and why devices were not recorded.
     problems: list[str] = field(default_factory=list)
+    # The numbers of the run's `Outcome`; {}: no file is from a process that used an accelerator.
     numbers: dict[str, Any] = field(default_factory=dict)
+    # The allocators' settings when the processes ended, as far as known.
     settings: set[str] = field(default_factory=set)
     environment: dict[str, Any] | None = None
 

@@ -47,23 +47,17 @@ def open_file(
 
 @dataclass(frozen=True)
 class Summary:
-    """The short description of a file.
+    """The short description of a file."""
 
-    Attributes:
-        file: The process that wrote the file, and the explanation of each device.
-        events: The number of events of all devices; a block of a device without a history counts
-            as an event.
-        ooms: The number of out-of-memory errors of all devices.
-        figures: Of the first device: "peak_bytes" and "peak_reserved_bytes", without a history
-            those at the end; "capacity_bytes", what the allocator could reserve, None if unknown.
-        curve: The usage of the first device over its trace, by "allocated" and "reserved"; each
-            point is the highest of equally many events. Without a history there are no points.
-    """
-
-    file: AnsweredFile
+    file: AnsweredFile  # the process that wrote the file, and the explanation of each device
+    # The number of events of all devices; a block of a device without a history counts as an event.
     events: int
-    ooms: int
+    ooms: int  # the number of out-of-memory errors of all devices
+    # Of the first device: "peak_bytes" and "peak_reserved_bytes", without a history those at the
+    # end; "capacity_bytes", what the allocator could reserve, None if unknown.
     figures: dict[str, int | None]
+    # The usage of the first device over its trace, by "allocated" and "reserved"; each point is the
+    # highest of equally many events. Without a history there are no points.
     curve: dict[str, list[int]]
 
     @property

@@ -27,34 +27,30 @@ _LEAST_SPLIT_MB = 20  # max_split_size_mb must be larger
 
 @dataclass(frozen=True)
 class AllocatorRules:
-    """The numbers by which an allocator places blocks, as in csrc/simulator/rules.h.
-
-    Attributes:
-        max_split_bytes: Free blocks of this size or more are not split.
-        max_rounding_bytes: Such blocks serve requests that are smaller by less than this.
-        large_segment_bytes: The size of segments that several requests of more than 1 MiB share.
-        collection_threshold: The part of the memory fraction above which blocks that have not been
-            used for long are given back; 0 for none.
-        waits_to_release: Whether the allocator waits for the device before it gives such blocks, or
-            blocks of `max_split_bytes`, back (NPU).
-        tie: The `Tie` of several free blocks of the same size: "address", "creation" or "segment".
-        divisions: Into how many parts each of the 16 powers of two from 1 MiB on is divided; 0: it
-            is not divided.
-    """
+    """The numbers by which an allocator places blocks, as in csrc/simulator/rules.h."""
 
     padding_bytes: int = 0
-    max_split_bytes: int = UNLIMITED
+    max_split_bytes: int = UNLIMITED  # free blocks of this size or more are not split
+    # Such blocks serve requests that are smaller by less than this.
     max_rounding_bytes: int = PAGE_BYTES
+    # The size of segments that several requests of more than 1 MiB share.
     large_segment_bytes: int = PAGE_BYTES
     large_page_bytes: int = PAGE_BYTES
+    # The part of the memory fraction above which blocks that have not been used for long are given
+    # back; 0 for none.
     collection_threshold: float = 0.0
+    # Whether the allocator waits for the device before it gives such blocks, or blocks of
+    # `max_split_bytes`, back (NPU).
     waits_to_release: bool = False
     expandable: bool = False
     range_factor: float = 1.125
     range_bytes: int = 0
+    # The `Tie` of several free blocks of the same size: "address", "creation" or "segment".
     tie: str = "creation"
     alignment_bytes: int = 0
     pools_give_back: bool = True
+    # Into how many parts each of the 16 powers of two from 1 MiB on is divided; 0: it is not
+    # divided.
     divisions: tuple[int, ...] = (0,) * INTERVALS
 
 

@@ -54,7 +54,7 @@ class StackNames:
 class Recorded:
     """A recording whose requests can be compared with those of others."""
 
-    # The file, and the requests in it.
+    # snapshot, recording: The file, and the requests in it.
     snapshot: Snapshot
     recording: Recording
     sizes: Sizes  # the sizes of the program's data

@@ -18,25 +18,16 @@ COLUMNS, NOTE_COLUMNS = 104, 34
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a part of a page.
+    """A picture of a part of a page."""
 
-    Attributes:
-        path: The picture's file.
-        page: The page.
-        title: The picture's title.
-        command: The command at which the picture begins; it ends where the page's block ends.
-        first_table: How the line begins before which the answer ends.
-        notes: Pairs of the pattern of a line, and the lines of its annotation, in their order.
-        note_column: Where the annotations begin, in characters.
-    """
-
-    path: Path
-    page: Path
-    title: str
-    command: str
-    first_table: str
+    path: Path  # the picture's file
+    page: Path  # the page
+    title: str  # the picture's title
+    command: str  # the command at which the picture begins; it ends where the page's block ends
+    first_table: str  # how the line begins before which the answer ends
+    # Pairs of the pattern of a line, and the lines of its annotation, in their order.
     notes: tuple[tuple[str, tuple[str, ...]], ...]
-    note_column: int
+    note_column: int  # where the annotations begin, in characters
 
 
 PICTURES = (

@@ -38,21 +38,15 @@ TEST_GROUPS = 4  # a crash or a test without an end costs only the rest of its g
 
 
 class Part(NamedTuple):
-    """A part of the trial.
+    """A part of the trial."""
 
-    Attributes:
-        name: Its name in the results.
-        arguments: Python's arguments.
-        seconds: Its time limit.
-        answer: A question to pytracer about the snapshots that it leaves; empty: none.
-        says: What the first line of the answer has to say of a program that runs out of memory;
-            None: the program has to succeed.
-    """
-
-    name: str
-    arguments: list[str]
-    seconds: float
+    name: str  # its name in the results
+    arguments: list[str]  # Python's arguments
+    seconds: float  # its time limit
+    # A question to pytracer about the snapshots that it leaves; empty: none.
     answer: tuple[str, ...] = ()
+    # What the first line of the answer has to say of a program that runs out of memory; None: the
+    # program has to succeed.
     says: str | None = None
 
 

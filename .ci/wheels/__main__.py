@@ -27,8 +27,7 @@ import registry  # noqa: E402
 
 from pytracer.backends.ready_hooks import read_index, write_index  # noqa: E402
 
-STAMP = "made-from"
-"""The file with the hash of what the hooks in a folder were made from."""
+STAMP = "made-from"  # the file with the hash of what the hooks in a folder were made from
 
 
 @click.group()

@@ -10,21 +10,15 @@ import registry
 
 PINS = Path(__file__).with_name("pins.json")
 MACHINES = ("x86_64", "aarch64")
-PACKAGES = {"torch": "torch", "torch-npu": "torch_npu"}
-"""The import name of each distribution."""
+PACKAGES = {"torch": "torch", "torch-npu": "torch_npu"}  # the import name of each distribution
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release of torch, or of torch_npu with the torch that it needs.
+    """A release of torch, or of torch_npu with the torch that it needs."""
 
-    Attributes:
-        distribution: `torch` or `torch-npu`.
-        version: The version of the distribution.
-    """
-
-    distribution: str
-    version: str
+    distribution: str  # `torch` or `torch-npu`
+    version: str  # the version of the distribution
 
     @property
     def requirement(self) -> str:

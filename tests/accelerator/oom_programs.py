@@ -405,8 +405,7 @@ def random_program(seed: int) -> int:
     return -1
 
 
-tracer: pytracer.Tracer | None = None
-"""The tracer of the program that runs."""
+tracer: pytracer.Tracer | None = None  # the tracer of the program that runs
 
 
 def traced(name: str) -> Any:

@@ -49,18 +49,13 @@ def require_same(what: str, native: object, traced: object) -> None:
 
 @dataclass(frozen=True)
 class Rules:
-    """The expected differences between the records of pytracer and PyTorch.
+    """The expected differences between the records of pytracer and PyTorch."""
 
-    Attributes:
-        context: The `context` of both recorders.
-        depth: The tracer's `stack_depth`.
-        since: By device, the number of PyTorch's events before pytracer's recording began.
-        strangers: By device, the addresses of the blocks that were live when it began.
-    """
-
-    context: str | None = "all"
-    depth: int = 32
+    context: str | None = "all"  # the `context` of both recorders
+    depth: int = 32  # the tracer's `stack_depth`
+    # By device, the number of PyTorch's events before pytracer's recording began.
     since: Sequence[int] = (0, 0)
+    # By device, the addresses of the blocks that were live when it began.
     strangers: Sequence[frozenset[int]] = (frozenset(), frozenset())
 
 

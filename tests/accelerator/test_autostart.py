@@ -30,8 +30,7 @@ ORDERS = {
     "torch_npu late, by hand": ("import torch\nx = torch.empty(3000)\nimport torch_npu", EXPLICIT),
 }
 
-IN_LONG = "torch_npu after, by hand"
-"""The order that "torch_npu late, by hand" includes."""
+IN_LONG = "torch_npu after, by hand"  # the order that "torch_npu late, by hand" includes
 
 
 @pytest.fixture

@@ -37,20 +37,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]
 
 @dataclass(frozen=True)
 class Case:
-    """What is true of a program.
+    """What is true of a program."""
 
-    Attributes:
-        kinds: The verdicts that are right as the first one.
-        holder: A part of the name of what keeps the memory; "": nothing keeps it too long.
-        advice: A part of what to do.
-        more: Variables that the program needs.
-        helped: What makes the program pass.
-    """
-
-    kinds: tuple[str, ...]
-    holder: str
-    advice: str
-    more: dict[str, str] = field(default_factory=dict)
+    kinds: tuple[str, ...]  # the verdicts that are right as the first one
+    holder: str  # a part of the name of what keeps the memory; "": nothing keeps it too long
+    advice: str  # a part of what to do
+    more: dict[str, str] = field(default_factory=dict)  # variables that the program needs
+    # What makes the program pass.
     helped: dict[str, str] = field(default_factory=lambda: {"REMEDY": "1"})
 
 

@@ -28,8 +28,7 @@ CAPACITY_MIB = 40_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]
 
-SHORT = ("gpt", "generation")
-"""The programs of `make test`."""
+SHORT = ("gpt", "generation")  # the programs of `make test`
 
 PROGRAMS = tuple(re.findall(r"^def ([a-z]\w*)\(\) -> None:", PROGRAM.read_text(), re.M))[:-1]
 PARAMETERS = [
@@ -49,21 +48,13 @@ NOT_KEPT = (*OWN, "temporary", "workspace", "communication")
 
 @dataclass(frozen=True)
 class Found:
-    """What a file says of the memory at the out-of-memory error, or at the peak.
+    """What a file says of the memory at the out-of-memory error, or at the peak."""
 
-    Attributes:
-        place: "exit", or where memory ran out.
-        unknown: The part without a category, from 0 to 1.
-        nameless: The part of which the file does not tell who keeps or kept it, either.
-        wrong: What the file says of blocks, and what is true.
-        left: The bytes, rules and call sites of blocks without a category.
-    """
-
-    place: str
-    unknown: float
-    nameless: float
-    wrong: list[str]
-    left: list[str]
+    place: str  # "exit", or where memory ran out
+    unknown: float  # the part without a category, from 0 to 1
+    nameless: float  # the part of which the file does not tell who keeps or kept it, either
+    wrong: list[str]  # what the file says of blocks, and what is true
+    left: list[str]  # the bytes, rules and call sites of blocks without a category
 
 
 def run(folder: Path, name: str, *limit: object) -> dict[str, Any]:

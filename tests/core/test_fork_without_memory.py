@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pytracer import _core
 
-SLACK_BYTES = 256 * 1024
-"""Room for what Python and libc take in a child."""
+SLACK_BYTES = 256 * 1024  # room for what Python and libc take in a child
 
 
 def test_a_child_of_a_process_without_address_space() -> None:

@@ -25,14 +25,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Tab:
-    """A tab of the browser, and what went wrong in it.
+    """A tab of the browser, and what went wrong in it."""
 
-    Attributes:
-        page: The page, as playwright has it.
-        problems: Errors and warnings of the console, exceptions, dialogs and requests.
-    """
-
-    page: Any
+    page: Any  # the page, as playwright has it
+    # Errors and warnings of the console, exceptions, dialogs and requests.
     problems: list[str] = field(default_factory=list)
 
     def run(self, script: str, argument: Any = None) -> Any:

@@ -20,17 +20,12 @@ def make(count: int) -> Any:
 
 @dataclass
 class Part:
-    """A part of a program, of which a subclass allocates in one line.
+    """A part of a program, of which a subclass allocates in one line."""
 
-    Attributes:
-        random: The source of its parameters and choices.
-        new: Allocates: `make`, so that parts share a call site, or `torch.zeros`.
-        kept_in: The steps in which it allocated memory that it never releases.
-    """
-
-    random: random.Random
-    new: New
+    random: random.Random  # the source of its parameters and choices
+    new: New  # allocates: `make`, so that parts share a call site, or `torch.zeros`
     kept: Any = None
+    # The steps in which it allocated memory that it never releases.
     kept_in: list[int] = field(default_factory=list)
     is_leak = False
 
@@ -163,17 +158,11 @@ INNOCENTS = (Activations, Bounded, Cleared, GrownAndCleared, Cache, WarmUp, Eval
 
 @dataclass(frozen=True)
 class Program:
-    """A program that ran.
+    """A program that ran."""
 
-    Attributes:
-        parts: Its parts.
-        steps: How many steps it ran.
-        path: Its recording.
-    """
-
-    parts: list[Part]
-    steps: int
-    path: Path
+    parts: list[Part]  # its parts
+    steps: int  # how many steps it ran
+    path: Path  # its recording
 
 
 def run(seed: int, path: Path, loses_beginning: bool) -> Program:

@@ -51,21 +51,13 @@ def accept(backend: str, hook: Path) -> None:
 
 @dataclass
 class World:
-    """The environment that hooks depend on.
+    """The environment that hooks depend on."""
 
-    Attributes:
-        root: The folder that contains all other folders.
-        torch: The torch to compile for.
-        environment: The environment variables of the processes.
-        attached: The files that the core was asked to attach.
-        core: A stand-in for the C++ core.
-    """
-
-    root: Path
-    torch: TorchBuild = field(init=False)
-    environment: dict[str, str] = field(init=False)
-    attached: list[str] = field(default_factory=list)
-    core: types.ModuleType = field(init=False)
+    root: Path  # the folder that contains all other folders
+    torch: TorchBuild = field(init=False)  # the torch to compile for
+    environment: dict[str, str] = field(init=False)  # the environment variables of the processes
+    attached: list[str] = field(default_factory=list)  # the files that the core was asked to attach
+    core: types.ModuleType = field(init=False)  # a stand-in for the C++ core
 
     def __post_init__(self) -> None:
         self.torch = TorchBuild("9.9.0", self.root / "torch", True)

@@ -11,8 +11,7 @@ import torch
 from leak_programs import PROGRAMS, Program, Training, layer, new, record, steps
 from torch import nn
 
-INNOCENTS: dict[str, str] = {}
-"""The right verdict on each program."""
+INNOCENTS: dict[str, str] = {}  # the right verdict on each program
 
 
 def no_leak(program: Program) -> Program:

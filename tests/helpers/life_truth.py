@@ -27,13 +27,11 @@ from pytracer.reading.reader import load
 
 MARKER = 10_000_003  # bytes; the programs allocate nothing as large
 
-SMALLEST = 64
-"""Smaller blocks are not compared: numbers that are wrapped as tensors, and losses."""
+SMALLEST = 64  # smaller blocks are not compared: numbers that are wrapped as tensors, and losses
 
 AUTOCAST = [("temporary", "autocast_cache"), ("temporary", "call_site")]
 Events = list[dict[str, Any]]
-Facts = list[set[str]]
-"""For each allocation in the order of the trace, what its block was."""
+Facts = list[set[str]]  # for each allocation in the order of the trace, what its block was
 
 
 class Truth:

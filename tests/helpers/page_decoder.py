@@ -66,20 +66,15 @@ def _column(stored: dict[str, Any], columns: bytes) -> Column:
 
 @dataclass
 class Moment:
-    """What the page shows at an entry.
+    """What the page shows at an entry."""
 
-    Attributes:
-        allocated, active, reserved: In bytes.
-        segments: Pairs of address and size, by address; adjacent parts of one expandable segment
-            are joined.
-        blocks: The active blocks, rows of the device's blocks.
-    """
-
+    # allocated, active, reserved: In bytes.
     allocated: int
     active: int
     reserved: int
+    # Pairs of address and size, by address; adjacent parts of one expandable segment are joined.
     segments: list[tuple[int, int]]
-    blocks: Column
+    blocks: Column  # the active blocks, rows of the device's blocks
 
 
 def moment(device: dict[str, Any], entry: int) -> Moment:

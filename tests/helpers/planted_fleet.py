@@ -37,29 +37,22 @@ FAILED_BYTES = 512 * MIB
 
 @dataclass(frozen=True)
 class Plan:
-    """What is planted in a run.
+    """What is planted in a run."""
 
-    Attributes:
-        ranks, steps: Each rank writes a file at the end of each step; the first step is 1.
-        seed: Different seeds give other ranks, addresses and sizes.
-        outliers: The bytes that some ranks hold more than the others, at `EXPERTS`.
-        leaking: The rank that also leaks at `LEAK_OF_ONE`. All ranks leak at `LEAK_OF_ALL`.
-        cascade: The ranks that ran out of memory in the last step, in order of time. They have no
-            file of that step.
-        other_settings: The rank with `OTHER_SETTINGS`.
-        missing: The rank without any file.
-        damaged: The rank and the step of files that are cut.
-    """
-
+    # ranks, steps: Each rank writes a file at the end of each step; the first step is 1.
     ranks: int
     steps: int
-    seed: int = 0
+    seed: int = 0  # different seeds give other ranks, addresses and sizes
+    # The bytes that some ranks hold more than the others, at `EXPERTS`.
     outliers: dict[int, int] = field(default_factory=dict)
+    # The rank that also leaks at `LEAK_OF_ONE`. All ranks leak at `LEAK_OF_ALL`.
     leaking: int | None = None
+    # The ranks that ran out of memory in the last step, in order of time. They have no file of that
+    # step.
     cascade: tuple[int, ...] = ()
-    other_settings: int | None = None
-    missing: int | None = None
-    damaged: frozenset[tuple[int, int]] = frozenset()
+    other_settings: int | None = None  # the rank with `OTHER_SETTINGS`
+    missing: int | None = None  # the rank without any file
+    damaged: frozenset[tuple[int, int]] = frozenset()  # the rank and the step of files that are cut
 
     @property
     def special(self) -> set[int]:

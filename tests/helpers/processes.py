@@ -22,8 +22,7 @@ Done = subprocess.CompletedProcess[str]
 FORKS_MAY_WARN = ("-W", "ignore::DeprecationWarning")
 """Since Python 3.12, a fork in a process with threads warns, and torch starts threads."""
 
-HANG_S = 900
-"""The time after which a program hangs. A busy machine is slow, which is no failure."""
+HANG_S = 900  # the time after which a program hangs. A busy machine is slow, which is no failure
 
 
 PATH = os.pathsep.join(map(os.path.abspath, sys.path))

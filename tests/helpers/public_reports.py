@@ -18,8 +18,7 @@ from pytracer.simulator.rules import rules_of
 
 MIB = 2**20
 DEVICE_BYTES = 64 << 30
-STREAMS = 32
-"""How many streams torch hands out in turn: `torch.cuda.Stream()` makes no others."""
+STREAMS = 32  # how many streams torch hands out in turn: `torch.cuda.Stream()` makes no others
 
 VERSION = "2.12.1"
 
@@ -99,19 +98,12 @@ def one_request() -> Program:
 
 @dataclass(frozen=True)
 class Report:
-    """A public report.
+    """A public report."""
 
-    Attributes:
-        name: Its number.
-        what: What the program does.
-        settings: The settings of the allocator.
-        program: Makes the requests.
-    """
-
-    name: str
-    what: str
-    settings: str
-    program: Callable[[], Program]
+    name: str  # its number
+    what: str  # what the program does
+    settings: str  # the settings of the allocator
+    program: Callable[[], Program]  # makes the requests
 
 
 _SPLITS = "keeps 2 MiB in each of 101 cycles, next to 91 and 45.5 MiB that are freed"

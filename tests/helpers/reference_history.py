@@ -26,24 +26,16 @@ MIB = 2**20
 
 @dataclass
 class Rules:
-    """The rules that turn a requested size into a block size.
+    """The rules that turn a requested size into a block size."""
 
-    Attributes:
-        unit: Sizes are multiples of it; 1 on the CPU, where each block has its own segment.
-        padding: The bytes added to a request before it is rounded.
-        divisions: The number of parts of a power of two that requests are rounded to, by the
-            logarithm of the size (the setting `roundup_power2_divisions`).
-        max_split: Blocks of this size or larger are never split.
-        toggled: Whether expandable segments may have been switched on and off.
-        aligned: Whether large blocks may begin in the middle of free memory (torch_npu).
-    """
-
-    unit: int = 512
-    padding: int = 0
+    unit: int = 512  # sizes are multiples of it; 1 on the CPU, where each block has its own segment
+    padding: int = 0  # the bytes added to a request before it is rounded
+    # The number of parts of a power of two that requests are rounded to, by the logarithm of the
+    # size (the setting `roundup_power2_divisions`).
     divisions: dict[int, int] = field(default_factory=dict)
-    max_split: int = 2**63
-    toggled: bool = False
-    aligned: bool = False
+    max_split: int = 2**63  # blocks of this size or larger are never split
+    toggled: bool = False  # whether expandable segments may have been switched on and off
+    aligned: bool = False  # whether large blocks may begin in the middle of free memory (torch_npu)
 
     def rounded(self, requested: int) -> int:
         size = requested + self.padding

@@ -12,8 +12,7 @@ from pytracer.analysis.history import History
 from pytracer.reading.snapshot import Snapshot
 
 SEGMENT = 1 << 21
-Place = tuple[str, str, int]
-"""A frame: its file, function and line."""
+Place = tuple[str, str, int]  # a frame: its file, function and line
 BEGIN = 1 << 40
 
 

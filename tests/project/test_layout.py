@@ -276,8 +276,7 @@ print(len(ours), "torch" in sys.modules, *ours)
     assert (int(count) <= 58, has_torch) == (True, "False"), done.stdout
 
 
-RAW = "as_written"
-"""The attribute of `FileMetadata` with the dictionary of the file."""
+RAW = "as_written"  # the attribute of `FileMetadata` with the dictionary of the file
 
 
 def uses_of_raw_metadata(package: Path) -> list[str]:

@@ -18,10 +18,8 @@ from pytracer.reading.snapshot import Snapshot
 EVENT = {"action": "alloc", "addr": 4096, "size": 512}
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [], "pytracer": {"rank": 3}}
 
-SPARE = 16 << 20
-"""The memory that reading may take in addition to a multiple of the file's size."""
-SLACK = 24 << 20
-"""The memory that decompressors, numpy and the allocator take."""
+SPARE = 16 << 20  # the memory that reading may take in addition to a multiple of the file's size
+SLACK = 24 << 20  # the memory that decompressors, numpy and the allocator take
 
 
 def with_value(value: bytes, padding: int = 0) -> bytes:

@@ -19,33 +19,20 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Budget:
-    """The time and the folder of an attack.
+    """The time and the folder of an attack."""
 
-    Attributes:
-        seconds: Time to spend. An attack finishes the case that it has begun.
-        seed: Seed of all random numbers.
-        folder: An empty scratch folder.
-    """
-
-    seconds: float
-    seed: int
-    folder: Path
+    seconds: float  # time to spend. An attack finishes the case that it has begun
+    seed: int  # seed of all random numbers
+    folder: Path  # an empty scratch folder
 
 
 @dataclass
 class Outcome:
-    """The result of an attack.
+    """The result of an attack."""
 
-    Attributes:
-        tried: Number of cases.
-        unit: The name of the cases, in the plural: "mutated files".
-        failures: One line for each broken promise, with what is needed to repeat the case.
-        figures: Measured values, by name with unit.
-        skipped: One line for each part that could not be tried here, with the reason.
-    """
-
-    tried: int
-    unit: str
-    failures: list[str]
-    figures: dict[str, int | float | str]
+    tried: int  # number of cases
+    unit: str  # the name of the cases, in the plural: "mutated files"
+    failures: list[str]  # one line for each broken promise, with what is needed to repeat the case
+    figures: dict[str, int | float | str]  # measured values, by name with unit
+    # One line for each part that could not be tried here, with the reason.
     skipped: list[str] = field(default_factory=list)

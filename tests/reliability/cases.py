@@ -26,27 +26,19 @@ from typing import Any
 
 from attack import Budget, Outcome
 
-HANG_SECONDS = 60.0
-"""The time that a case may take beyond its own, for a busy machine."""
+HANG_SECONDS = 60.0  # the time that a case may take beyond its own, for a busy machine
 MAX_LINE = 1200
 HIGHEST = ("most ", "longest ")
 
 
 @dataclass(frozen=True)
 class Case:
-    """The arguments of a child.
+    """The arguments of a child."""
 
-    Attributes:
-        number: Number of earlier cases of the attack.
-        seed: Seed of all random numbers of the case.
-        folder: An empty folder for this case.
-        seconds: Time that the case should take.
-    """
-
-    number: int
-    seed: str
-    folder: str
-    seconds: float
+    number: int  # number of earlier cases of the attack
+    seed: str  # seed of all random numbers of the case
+    folder: str  # an empty folder for this case
+    seconds: float  # time that the case should take
 
     @property
     def rng(self) -> random.Random:
@@ -60,19 +52,14 @@ class Case:
 
 @dataclass
 class Found:
-    """The result of a child.
+    """The result of a child."""
 
-    Attributes:
-        tried: Number of the attack's units.
-        problems: One line for each broken promise.
-        figures: Numbers by name. The sum over the cases counts; for names that begin with "most "
-            or "longest ", the maximum counts.
-        skipped: Parts that could not be tried, with the reason.
-    """
-
-    tried: int = 0
-    problems: list[str] = field(default_factory=list)
+    tried: int = 0  # number of the attack's units
+    problems: list[str] = field(default_factory=list)  # one line for each broken promise
+    # Numbers by name. The sum over the cases counts; for names that begin with "most " or "longest
+    # ", the maximum counts.
     figures: dict[str, float] = field(default_factory=dict)
+    # Parts that could not be tried, with the reason.
     skipped: list[str] = field(default_factory=list)
 
     def check(self, condition: object, problem: str) -> None:

@@ -23,16 +23,12 @@ SMALL_BYTES = 4
 
 @dataclass
 class Ended:
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-        status: The exit status, or minus the number of the signal; None if the job took too long
-            and was killed.
-        output: Standard output and standard error.
-    """
-
+    # The exit status, or minus the number of the signal; None if the job took too long and was
+    # killed.
     status: int | None
-    output: str
+    output: str  # standard output and standard error
 
     @property
     def lines(self) -> list[str]:

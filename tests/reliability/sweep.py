@@ -25,24 +25,16 @@ HANG_SECONDS = 120.0
 
 @dataclass
 class Case:
-    """The result of one case.
+    """The result of one case."""
 
-    Attributes:
-        name: What was tried.
-        problem: The broken promise, or None.
-        answered, refused: How many questions had an answer, and how many a one-line error.
-        seconds: Processor time of the slowest question.
-        extra_bytes: Largest memory of a question.
-        file_bytes: Size of the examined file.
-    """
-
-    name: str
-    problem: str | None = None
+    name: str  # what was tried
+    problem: str | None = None  # the broken promise, or None
+    # answered, refused: How many questions had an answer, and how many a one-line error.
     answered: int = 0
     refused: int = 0
-    seconds: float = 0.0
-    extra_bytes: int = 0
-    file_bytes: int = 0
+    seconds: float = 0.0  # processor time of the slowest question
+    extra_bytes: int = 0  # largest memory of a question
+    file_bytes: int = 0  # size of the examined file
 
 
 @dataclass

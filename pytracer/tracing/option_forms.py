@@ -14,6 +14,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, Literal
 
 from pytracer.backends.names import BACKENDS, MAX_ACCELERATORS
@@ -144,9 +145,7 @@ def check_output(name: str, output: object) -> str | None:
     return path
 
 
-def check_trigger_file(name: str, path: object) -> str | None:
-    """Check a path or None."""
-    return _check_path(name, path, "give a file name, or None")
+check_trigger_file = partial(_check_path, wanted="give a file name, or None")
 
 
 def check_text(form: str, problem: str) -> Callable[[str, object], str | None]:

@@ -20,7 +20,7 @@ from pytracer.analysis.call_sites import (
     texts_matching,
 )
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.leaks.bounded_growth import without_bounded
+from pytracer.analysis.holder_names import bound_of, kept_by_text
 from pytracer.analysis.leaks.groups import leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.observation import (
@@ -29,7 +29,14 @@ from pytracer.analysis.leaks.observation import (
     edges_of_survivors,
     slots_of_survivors,
 )
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
+from pytracer.analysis.leaks.results import (
+    DeviceLeaks,
+    Growth,
+    Release,
+    Verdict,
+    bytes_per_step,
+    bytes_when_full,
+)
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
 from pytracer.reading.steps import step_at
@@ -130,7 +137,7 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         per_step = bytes_per_step(growths)
         return None if limit is None else limit - _peak_of_last_step(allocated, slots, per_step)
 
-    growths, bounded = without_bounded(growths, available_for(growths))
+    growths, bounded = _without_bounded(growths, available_for(growths))
     verdict, reason = judged(growths, [*bounded, *releases], seen, at_ends)
     if verdict == "none" and bounded:
         reason = f"what kept growing is bounded: {bounded[0].reason}"
@@ -308,3 +315,29 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         ],
         strings=data.snapshot.strings,
     )
+
+
+def _without_bounded(
+    growths: Sequence[Growth], available_bytes: int | None
+) -> tuple[list[Growth], list[Release]]:
+    """Return the growths that go on, and those of bounded containers as memory that is no leak.
+
+    If the containers would not fit when they are full, theirs are growths like others.
+
+    Args:
+        available_bytes: What the process can still allocate; None if unknown.
+    """
+    bounded = [growth for growth in growths if bound_of(growth.kept_by)]
+    more = sum(bytes_when_full(growth) - growth.held_bytes for growth in bounded)
+    if available_bytes is not None and more > available_bytes:
+        return list(growths), []
+    releases = [
+        Release(
+            growth.frames,
+            growth.held_bytes,
+            f"it ends at about {size(bytes_when_full(growth))}, {kept_by_text(growth.kept_by)}",
+        )
+        for growth in bounded
+        if growth.kept_by is not None
+    ]
+    return [growth for growth in growths if not bound_of(growth.kept_by)], releases

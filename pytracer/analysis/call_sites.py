@@ -272,7 +272,6 @@ class CallChains:
     """The call site of each stack of a snapshot, and the program's frames that called it."""
 
     def __init__(self, stacks: Stacks) -> None:
-        """Find the call sites of the stacks."""
         self.stacks = stacks
         self.sites = call_sites(stacks)
         self._is_programs = is_programs(stacks)

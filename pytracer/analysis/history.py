@@ -27,7 +27,6 @@ class ContradictionError(PytracerError):
     """
 
     def __init__(self, message: str, misfit: str) -> None:
-        """Keep what does not fit, next to the message."""
         super().__init__(message)
         self.misfit = misfit
 

@@ -29,7 +29,6 @@ class Attention(nn.Module):  # type: ignore[misc]  # torch is not followed
     """Causal multi-head self-attention."""
 
     def __init__(self) -> None:
-        """Make a projection to queries, keys and values, and one from the heads."""
         super().__init__()
         self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
         self.output = nn.Linear(WIDTH, WIDTH)
@@ -46,7 +45,6 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is not followed
     """One layer: attention and an MLP, each with normalised input and a residual connection."""
 
     def __init__(self) -> None:
-        """Make the two branches."""
         super().__init__()
         self.attention = nn.Sequential(nn.LayerNorm(WIDTH), Attention())
         self.mlp = nn.Sequential(
@@ -63,7 +61,6 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is not followed
     """A decoder: token and position embeddings, layers, and a score for every next token."""
 
     def __init__(self) -> None:
-        """Make the model with random parameters."""
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)

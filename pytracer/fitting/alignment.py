@@ -25,7 +25,6 @@ class StackNames:
     """
 
     def __init__(self) -> None:
-        """Begin without any stack."""
         self._frames: dict[tuple[str, str, int], int] = {}
         self._stacks: dict[tuple[bytes, str, bytes], int] = {}
 

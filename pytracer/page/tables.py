@@ -32,7 +32,6 @@ class Packer:
     """
 
     def __init__(self) -> None:
-        """Begin without columns."""
         self._columns: list[bytes] = []
         self._end = 0
 

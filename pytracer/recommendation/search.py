@@ -47,7 +47,6 @@ class Search:
     """The simulations of one recording."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
-        """Prepare a search."""
         self._recording, self._limits = recording, limits
         self._needed = needed_bytes(recording.requests)
 

@@ -17,7 +17,6 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        """Note nothing yet."""
         self._clear()
 
     def _clear(self) -> None:

@@ -25,7 +25,6 @@ class KeptAtSteps:
     """
 
     def __init__(self, recording: DeviceRecording) -> None:
-        """Have seen nothing yet."""
         self.seen: list[list[Any]] = []
         self._recording = recording
         self._blocks = 0

@@ -23,7 +23,7 @@ from pytracer.analysis.holder_names import (
     outermost_name,
     tells_where,
 )
-from pytracer.analysis.holders import Holder, Keeper, kept_bytes
+from pytracer.analysis.holders import Holder, Keeper, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -278,7 +278,7 @@ def _of_items(memory: Memory, least: float) -> list[Suggestion]:
 
 def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
     """Return how to drop what the program does not use any more."""
-    garbage, failed = (kept_bytes(keepers, each) for each in (is_garbage, is_of_exception))
+    garbage, failed = (bytes_of_keepers(keepers, each) for each in (is_garbage, is_of_exception))
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."

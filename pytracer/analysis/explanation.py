@@ -26,9 +26,9 @@ from pytracer.analysis.holder_names import is_garbage, is_of_exception
 from pytracer.analysis.holders import (
     Holder,
     Keeper,
+    bytes_of_keepers,
     holders_of,
     keepers_of,
-    kept_bytes,
     releases_of,
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
@@ -331,8 +331,8 @@ def _surroundings(
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=_leaks(data) if may_leak else None,
-        garbage_bytes=kept_bytes(keepers, is_garbage),
-        exception_bytes=kept_bytes(keepers, is_of_exception),
+        garbage_bytes=bytes_of_keepers(keepers, is_garbage),
+        exception_bytes=bytes_of_keepers(keepers, is_of_exception),
         fits_without_garbage=_fits_without(oom, held, is_garbage),
         fits_without_exception=_fits_without(oom, held, is_of_exception),
         earlier=earlier_requests(data, oom.event) if why is None else None,

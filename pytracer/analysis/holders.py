@@ -86,7 +86,7 @@ def keepers_of(held: HeldMemory) -> list[Keeper]:
     return sorted(found, key=lambda each: (-each.size_bytes, each.name))
 
 
-def kept_bytes(keepers: Iterable[Keeper], is_wanted: Callable[[str], bool]) -> int:
+def bytes_of_keepers(keepers: Iterable[Keeper], is_wanted: Callable[[str], bool]) -> int:
     """Return the bytes that the objects keep whose name is a wanted one."""
     return sum(each.size_bytes for each in keepers if is_wanted(each.name))
 

@@ -26,7 +26,6 @@ from pytracer.reading import load
 from pytracer.tracing.option_forms import parse_bool
 from pytracer.tracing.options import OPTIONS
 
-GOLDEN_FILE = Path(__file__).parents[1] / "golden" / "snapshot-1.3-cuda.pickle"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -1,7 +1,7 @@
 """Make docs/reference/schema.json, the JSON Schema of what `--json` of each command prints.
 
 The schema is made of the dataclasses of the reports: a class is an entry of `$defs`, and its
-comments have the meaning of each key. `tests/project/test_json_schema.py` holds real output against
+docstring has the meaning of each key. `tests/project/test_json_schema.py` holds real output against
 the schema.
 """
 
@@ -171,7 +171,7 @@ def schema() -> str:
         keys = properties(kind, schema_of)
         if kind is FleetReport or kind.__name__ == "BaselineChange":
             of_rows(kind, keys)
-        text = as_json(words(inspect.getdoc(kind) or ""))
+        text = as_json(words((inspect.getdoc(kind) or "").split("\n\nAttributes:")[0]))
         return {
             "description": text,
             "type": "object",
@@ -248,29 +248,13 @@ def is_object(kind: Any) -> bool:
 
 
 def attributes(kind: Any) -> dict[str, str]:
-    """Return the meaning of each attribute, from the comments in a class and its bases.
-
-    A comment stands behind the attribute, or before it and then begins with a capital letter. One
-    that begins as "rank, role: " has the meaning of several.
-    """
+    """Return the meaning of each attribute, from the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("pytracer."):
-            continue
-        before: list[str] = []
-        for line in inspect.getsource(base).splitlines():
-            field = re.match(r"    (\w+): [^#]+?(?:  # (.+))?$", line)
-            comment = re.match(r"    # (.+)", line)
-            if comment is not None:
-                before.append(comment[1])
-                continue
-            if field is not None and field[2] is not None:
-                found[field[1]] = f"{field[2][0].upper()}{field[2][1:]}."
-            elif field is not None and before:
-                several = re.match(r"((?:\w+, )+\w+): (.+)", " ".join(before))
-                names = several[1].split(", ") if several else [field[1]]
-                found |= dict.fromkeys(names, several[2] if several else " ".join(before))
-            before = []
+        text = inspect.cleandoc(base.__doc__ or "")
+        _, _, block = text.partition("Attributes:\n")
+        for match in re.finditer(r"^ {4}([\w, ]+): (.+(?:\n {8}.*|\n(?= *\n {8}))*)", block, re.M):
+            found |= dict.fromkeys(match[1].split(", "), match[2])
     return found
 
 
@@ -280,5 +264,5 @@ def words(text: str) -> str:
 
 
 def as_json(text: str) -> str:
-    """Return a text of the code with JSON's name for None."""
+    """Return a text of a docstring with JSON's name for None."""
     return re.sub(r"\bNone\b", "null", text)

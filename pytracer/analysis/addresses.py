@@ -15,26 +15,37 @@ from pytracer.reading.steps import step_at
 
 @dataclass(frozen=True)
 class AddressedBlock:
-    """A block in which an address was."""
+    """A block in which an address was.
 
-    path: str  # the file's path
-    name: str  # the name of the device, as in "cuda:0"
-    address: int  # where the block begins
-    offset: int  # the address asked for, minus `address`
-    size_bytes: int  # the bytes that the allocator gave the block
-    requested_bytes: int  # the bytes that the program requested
-    # alloc_event, free_event: The events of its allocation, and of its free; None: before the
-    # trace, and not until its end.
+    Attributes:
+        path: The file's path.
+        name: The name of the device, as in "cuda:0".
+        address: Where the block begins.
+        offset: The address asked for, minus `address`.
+        size_bytes: The bytes that the allocator gave the block.
+        requested_bytes: The bytes that the program requested.
+        alloc_event, free_event: The events of its allocation, and of its free; None: before the
+            trace, and not until its end.
+        alloc_us, free_us: The times of these events; None if unknown.
+        alloc_step, free_step: The steps of these events; None if unknown.
+        call_site: The call site of the allocation; None if unknown.
+        callers: The program's frames that called it, innermost first.
+    """
+
+    path: str
+    name: str
+    address: int
+    offset: int
+    size_bytes: int
+    requested_bytes: int
     alloc_event: int | None
     free_event: int | None
-    # alloc_us, free_us: The times of these events; None if unknown.
     alloc_us: int | None
     free_us: int | None
-    # alloc_step, free_step: The steps of these events; None if unknown.
     alloc_step: int | None
     free_step: int | None
-    call_site: Frame | None  # the call site of the allocation; None if unknown
-    callers: list[Frame]  # the program's frames that called it, innermost first
+    call_site: Frame | None
+    callers: list[Frame]
 
 
 def blocks_at(

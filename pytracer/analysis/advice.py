@@ -60,12 +60,17 @@ _UNTESTED_CHANGE = {"expandable_segments": "True"}
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Something to do next."""
+    """Something to do next.
 
-    command: str  # a command for a shell; "" if the program has to be changed
-    why: str  # what the command shows or changes, as a sentence
-    # How it is known that changed settings help, in a few words; "" for everything that changes no
-    # setting.
+    Attributes:
+        command: A command for a shell; "" if the program has to be changed.
+        why: What the command shows or changes, as a sentence.
+        evidence: How it is known that changed settings help, in a few words; "" for everything that
+            changes no setting.
+    """
+
+    command: str
+    why: str
     evidence: str = ""
 
     def note(self) -> str:

@@ -13,24 +13,33 @@ _MODULES_DIFFER = 1.1
 
 @dataclass(frozen=True)
 class AlikeSteps:
-    """Consecutive steps whose peaks differ by at most 1 %."""
+    """Consecutive steps whose peaks differ by at most 1 %.
 
-    # first, last: The first and the last of the steps.
+    Attributes:
+        first, last: The first and the last of the steps.
+        least_bytes, most_bytes: The lowest and the highest peak of allocated bytes.
+    """
+
     first: int
     last: int
-    # least_bytes, most_bytes: The lowest and the highest peak of allocated bytes.
     least_bytes: int
     most_bytes: int
 
 
 @dataclass(frozen=True)
 class AlikeModules:
-    """Modules whose paths differ in numbers only, and whose sizes differ by at most 10 %."""
+    """Modules whose paths differ in numbers only, and whose sizes differ by at most 10 %.
 
-    name: str  # the path, as in "layers.*.attn"; of a single module its own path
-    modules: int  # the number of the modules
-    size_bytes: int  # the bytes of all of them
-    # least_bytes, most_bytes: The bytes of the smallest and of the largest of them.
+    Attributes:
+        name: The path, as in "layers.*.attn"; of a single module its own path.
+        modules: The number of the modules.
+        size_bytes: The bytes of all of them.
+        least_bytes, most_bytes: The bytes of the smallest and of the largest of them.
+    """
+
+    name: str
+    modules: int
+    size_bytes: int
     least_bytes: int
     most_bytes: int
 

@@ -32,36 +32,52 @@ _EXPENDABLE = (
 
 @dataclass(frozen=True)
 class Line:
-    """One line of an answer."""
+    """One line of an answer.
 
-    # What the line answers. "file": the file of the answer; "ended": how the process ended that did
-    # not write it; "asked": the request that failed; "free": the memory that was free; "why": the
-    # reason; "from": the leak's line, and when memory runs out; "peak": the highest usage; "leak":
-    # whether memory is kept from step to step; "host": the host memory of the process; "lost": what
-    # the recording lacks; "held": what the memory was for; "lines": a call site that held memory;
-    # "modules" and "steps": those that are alike; "others": further devices or files; "do": what to
-    # try; "more": a command that shows more. Of a prediction, "bounds", "exact" and "check": how
-    # certain it is; "largest" and "device": what fits; "set": other settings; "grows": what grows
-    # with what; "sizes": other sizes; "note": what makes it inexact.
+    Attributes:
+        role: What the line answers. "file": the file of the answer; "ended": how the process ended
+            that did not write it; "asked": the request that
+            failed; "free": the memory that was free; "why": the reason; "from": the leak's line,
+            and when memory runs out; "peak": the highest usage; "leak": whether memory is kept from
+            step to step; "host": the host memory of the process; "lost": what the recording lacks;
+            "held": what the memory was for; "lines": a call site that held memory; "modules" and
+            "steps": those that are alike; "others": further devices or files; "do": what to try;
+            "more": a command that shows more. Of a prediction, "bounds", "exact" and "check": how
+            certain it is; "largest" and "device": what fits; "set": other settings; "grows": what
+            grows with what; "sizes": other sizes; "note": what makes it inexact.
+        text: The text. Of "do" and "more" a command for a shell, unless `is_command` is False.
+        note: What explains the text; "" for nothing.
+        size_bytes: The bytes that come before the text; None for none.
+        frame: The call site in the text; None for none.
+        is_command: Whether the text is a command.
+        source: The source of the call site, if the snapshot has it; else "".
+    """
+
     role: str
-    text: str  # the text. Of "do" and "more" a command for a shell, unless `is_command` is False
-    note: str = ""  # what explains the text; "" for nothing
-    size_bytes: int | None = None  # the bytes that come before the text; None for none
-    frame: Frame | None = None  # the call site in the text; None for none
-    is_command: bool = False  # whether the text is a command
-    source: str = ""  # the source of the call site, if the snapshot has it; else ""
+    text: str
+    note: str = ""
+    size_bytes: int | None = None
+    frame: Frame | None = None
+    is_command: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer about a device, a file or a run."""
+    """The answer about a device, a file or a run.
 
-    # "oom": memory ran out; "leak": memory is kept from step to step; "none": no problem was found;
-    # "unknown": the file does not show whether there was one.
+    Attributes:
+        kind: "oom": memory ran out; "leak": memory is kept from step to step; "none": no problem
+            was found; "unknown": the file does not show whether there was one.
+        verdict: The answer in a few words, as in "OUT OF MEMORY: fragmented".
+        where: The device, the process, the step and the phase, as in "cuda:0, rank 0, step 4".
+        lines: The lines, in their order.
+    """
+
     kind: Literal["oom", "leak", "none", "unknown"]
-    verdict: str  # the answer in a few words, as in "OUT OF MEMORY: fragmented"
-    where: str  # the device, the process, the step and the phase, as in "cuda:0, rank 0, step 4"
-    lines: list[Line]  # the lines, in their order
+    verdict: str
+    where: str
+    lines: list[Line]
 
     def __str__(self) -> str:
         """Return the answer as a terminal of 80 columns shows it."""

@@ -22,19 +22,26 @@ _KINDS = ("oom", "leak", "none", "unknown")
 
 @dataclass(frozen=True)
 class AnsweredFile:
-    """A file with the explanations of its devices."""
+    """A file with the explanations of its devices.
 
-    path: str  # the file's path
-    # rank, role, host, pid: The process that wrote the file; None if unknown.
+    Attributes:
+        path: The file's path.
+        rank, role, host, pid: The process that wrote the file; None if unknown.
+        written_ns: When the file was written; None if unknown.
+        devices: The explanations, the device that matters first.
+        why_empty: Why the file has no devices, as a part of a sentence; "" if it has some.
+        sources: The source of the call sites in the answers, by their places such as
+            "/job/train.py:73"; {} if the file lacks it.
+    """
+
+    path: str
     rank: int | None
     role: str | None
     host: str | None
     pid: int | None
-    written_ns: int | None  # when the file was written; None if unknown
-    devices: list[Explanation]  # the explanations, the device that matters first
-    why_empty: str  # why the file has no devices, as a part of a sentence; "" if it has some
-    # The source of the call sites in the answers, by their places such as "/job/train.py:73"; {} if
-    # the file lacks it.
+    written_ns: int | None
+    devices: list[Explanation]
+    why_empty: str
     sources: dict[str, str] = field(default_factory=dict)
 
     @property

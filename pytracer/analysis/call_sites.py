@@ -49,10 +49,13 @@ _TORCHS_FUNCTIONS = [
 
 @dataclass(frozen=True)
 class ProgramFiles:
-    """The source files of a program: `filename in files` tells whether a Python file is one."""
+    """The source files of a program: `filename in files` tells whether a Python file is one.
 
-    # The folders with torch's packages, each with its last separator, as in "/opt/pytorch/".
-    # Installed packages of torch are known without them.
+    Attributes:
+        torch_parents: The folders with torch's packages, each with its last separator, as in
+            "/opt/pytorch/". Installed packages of torch are known without them.
+    """
+
     torch_parents: frozenset[str]
 
     @classmethod

@@ -9,70 +9,92 @@ from pytracer.analysis.life_rules import UNKNOWN
 
 @dataclass(frozen=True)
 class Owner:
-    """The blocks of one owner, such as a parameter."""
+    """The blocks of one owner, such as a parameter.
 
-    # The largest tensor in the blocks, as in "layers.3.attn.q_proj.weight", "grad of
-    # layers.3.attn.q_proj.weight", or "exp_avg of layers.3.attn.q_proj.weight"; or "cuBLAS
-    # workspace".
+    Attributes:
+        name: The largest tensor in the blocks, as in "layers.3.attn.q_proj.weight", "grad of
+            layers.3.attn.q_proj.weight", or "exp_avg of layers.3.attn.q_proj.weight";
+            or "cuBLAS workspace".
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        count: The number of blocks.
+    """
+
     name: str
-    size_bytes: int  # the bytes that the allocator gave the blocks
-    requested_bytes: int  # the bytes that the program requested
-    count: int  # the number of blocks
+    size_bytes: int
+    requested_bytes: int
+    count: int
 
 
 @dataclass(frozen=True)
 class CategoryUsage:
-    """The active blocks of one category at one moment."""
+    """The active blocks of one category at one moment.
 
-    # "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary",
-    # "communication", "input", "output" or "workspace"; "mixed" for blocks with tensors of several
-    # of the first four; "unknown" if no fact decides.
+    Attributes:
+        category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary",
+            "communication", "input", "output" or "workspace"; "mixed" for blocks with tensors of
+            several of the first four; "unknown" if no fact decides.
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        count: The number of blocks.
+        forward_bytes: In "unknown": the bytes of the blocks that modules allocated in the forward
+            pass: activations, outputs, temporary tensors, or memory that modules keep. Else 0.
+        owners: The owners of the blocks, the largest first.
+    """
+
     category: str
-    size_bytes: int  # the bytes that the allocator gave the blocks
-    requested_bytes: int  # the bytes that the program requested
-    count: int  # the number of blocks
-    # In "unknown": the bytes of the blocks that modules allocated in the forward pass: activations,
-    # outputs, temporary tensors, or memory that modules keep. Else 0.
+    size_bytes: int
+    requested_bytes: int
+    count: int
     forward_bytes: int
-    owners: list[Owner]  # the owners of the blocks, the largest first
+    owners: list[Owner]
 
 
 @dataclass(frozen=True)
 class Categories:
-    """What a device's memory was for. The categories of a moment add up to its `active_bytes`."""
+    """What a device's memory was for. The categories of a moment add up to its `active_bytes`.
 
-    # The categories when the file was written, the largest first. In the file of an out-of-memory
-    # error, this is the moment of the error.
+    Attributes:
+        at_end: The categories when the file was written, the largest first. In the file of an
+            out-of-memory error, this is the moment of the error.
+        at_peak: The categories at `DeviceReport.peak_allocated`; None without a history.
+    """
+
     at_end: list[CategoryUsage]
-    # The categories at `DeviceReport.peak_allocated`; None without a history.
     at_peak: list[CategoryUsage] | None
 
 
 @dataclass(frozen=True)
 class ModuleUsage:
-    """The active blocks of one module at one moment."""
+    """The active blocks of one module at one moment.
 
-    # The path of the module, as in "layers.3.attn.q_proj"; None for blocks whose module is unknown,
-    # or that no module allocated. "backward of PATH" has what the backward pass allocated for the
-    # module's forward calls. "backward near PATH" has the same where the forward call is that of a
-    # neighbouring autograd node.
+    Attributes:
+        module: The path of the module, as in "layers.3.attn.q_proj"; None for blocks whose module
+            is unknown, or that no module allocated. "backward of PATH" has what the backward pass
+            allocated for the module's forward calls. "backward near PATH" has the same where the
+            forward call is that of a neighbouring autograd node.
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        count: The number of blocks.
+    """
+
     module: str | None
-    size_bytes: int  # the bytes that the allocator gave the blocks
-    requested_bytes: int  # the bytes that the program requested
-    count: int  # the number of blocks
+    size_bytes: int
+    requested_bytes: int
+    count: int
 
 
 @dataclass(frozen=True)
 class Modules:
-    """Which modules a device's memory belonged to.
+    """Which modules a device's memory belonged to. A moment's bytes add up to its `active_bytes`.
 
-    A moment's bytes add up to its `active_bytes`.
+    Attributes:
+        at_end: The modules when the file was written, the largest first. In the file of an
+            out-of-memory error, this is the moment of the error.
+        at_peak: The modules at `DeviceReport.peak_allocated`; None without a history.
     """
 
-    # The modules when the file was written, the largest first. In the file of an out-of-memory
-    # error, this is the moment of the error.
     at_end: list[ModuleUsage]
-    # The modules at `DeviceReport.peak_allocated`; None without a history.
     at_peak: list[ModuleUsage] | None
 
 

@@ -56,65 +56,87 @@ TOP = 5  # how many call sites an explanation has
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of one device of a file."""
+    """The explanation of one device of a file.
 
-    path: str  # the file's path
-    device: int  # the index of the device in the file
-    name: str  # the name of the device, as in "cuda:0"
-    is_oom_file: bool  # whether the file was written because this device ran out of memory
-    # rank, role: The process that wrote the file; None if unknown.
+    Attributes:
+        path: The file's path.
+        device: The index of the device in the file.
+        name: The name of the device, as in "cuda:0".
+        is_oom_file: Whether the file was written because this device ran out of memory.
+        rank, role: The process that wrote the file; None if unknown.
+        oom: The last out-of-memory error; None if the file has none.
+        ooms: The number of out-of-memory errors in the file.
+        verdicts: Why the allocation failed, the cheapest remedy first; [] without an out-of-memory
+            error.
+        held_at: The moment of `holders`: "oom", "peak", or "end" if the usage before the end is
+            unknown.
+        held_bytes: The active bytes at that moment, which the shares of `holders` refer to.
+        held_before_bytes: The part of `held_bytes` that was held at the out-of-memory error before,
+            too; None if there was none.
+        holders: The call sites that held most at that moment, the largest first, at most `TOP`.
+        keepers: The Python objects that kept memory at that moment, the largest first; [] if they
+            are unknown.
+        releases: What kept unknown memory that no object keeps, as in "until main() returned", and
+            the bytes, the most first.
+        categories: What the memory was for at that moment, the largest category first; [] if the
+            file does not have the owners of blocks.
+        suggestions: What to do next.
+        sample: The usage at that moment.
+        most_reserved: The usage when most memory was reserved, if that is far more than at that
+            moment; else None, and after an out-of-memory error.
+        of_streams: The memory that streams keep from each other; None if it is little, or unknown,
+            and after an out-of-memory error.
+        host: The growth of host memory, of which no recorded device has more than half; None if it
+            does not grow, for further devices of a file, and after an out-of-memory error.
+        killed: How the process ended, if it did not write the file itself; else None.
+        is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
+        limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
+        why_unknown: Why the usage before the end is unknown; None if it is known.
+        gaps: What the recording lacks, so that an earlier problem may be missing, as sentences.
+        is_cpu: Whether the device is the CPU; None if unknown.
+        has_steps: Whether the program marked steps.
+        steps: The peaks of the steps; [] in a file without steps.
+        modules: The modules that held memory at that moment; [] if no module was a phase.
+        leaks: The search for memory that is kept from step to step; None in a file of few steps,
+            and if the recording ends in the step that ran out of memory, where a leak is one of the
+            verdicts.
+        fitting_settings: The changes of the allocator's settings with which the allocation that
+            failed would have found memory, in a simulation; []: with none of those tried; None: not
+            simulated, because there was no out-of-memory, or because a simulation of the
+            recording's own settings does not equal the recording.
+    """
+
+    path: str
+    device: int
+    name: str
+    is_oom_file: bool
     rank: int | None
     role: str | None
-    oom: OutOfMemory | None  # the last out-of-memory error; None if the file has none
-    ooms: int  # the number of out-of-memory errors in the file
-    # Why the allocation failed, the cheapest remedy first; [] without an out-of-memory error.
+    oom: OutOfMemory | None
+    ooms: int
     verdicts: list[Verdict]
-    # The moment of `holders`: "oom", "peak", or "end" if the usage before the end is unknown.
     held_at: str
-    held_bytes: int  # the active bytes at that moment, which the shares of `holders` refer to
-    # The part of `held_bytes` that was held at the out-of-memory error before, too; None if there
-    # was none.
+    held_bytes: int
     held_before_bytes: int | None
-    # The call sites that held most at that moment, the largest first, at most `TOP`.
     holders: list[Holder]
-    # The Python objects that kept memory at that moment, the largest first; [] if they are unknown.
     keepers: list[Keeper]
-    # What kept unknown memory that no object keeps, as in "until main() returned", and the bytes,
-    # the most first.
     releases: list[tuple[str, int]]
-    # What the memory was for at that moment, the largest category first; [] if the file does not
-    # have the owners of blocks.
     categories: list[CategoryUsage]
-    suggestions: list[Suggestion]  # what to do next
-    sample: UsageSample  # the usage at that moment
-    # The usage when most memory was reserved, if that is far more than at that moment; else None,
-    # and after an out-of-memory error.
+    suggestions: list[Suggestion]
+    sample: UsageSample
     most_reserved: UsageSample | None
-    # The memory that streams keep from each other; None if it is little, or unknown, and after an
-    # out-of-memory error.
     of_streams: StreamMemory | None
-    # The growth of host memory, of which no recorded device has more than half; None if it does not
-    # grow, for further devices of a file, and after an out-of-memory error.
     host: HostGrowth | None
-    killed: Killed | None  # how the process ended, if it did not write the file itself; else None
-    is_sum: bool  # whether `sample` is by the sum of the trace alone, without reserved memory
-    # The bytes that the allocator could reserve at any time; None if unknown.
+    killed: Killed | None
+    is_sum: bool
     limit_bytes: int | None
-    why_unknown: str | None  # why the usage before the end is unknown; None if it is known
-    # What the recording lacks, so that an earlier problem may be missing, as sentences.
+    why_unknown: str | None
     gaps: list[str]
-    is_cpu: bool | None  # whether the device is the CPU; None if unknown
-    has_steps: bool  # whether the program marked steps
-    steps: list[AlikeSteps]  # the peaks of the steps; [] in a file without steps
-    # The modules that held memory at that moment; [] if no module was a phase.
+    is_cpu: bool | None
+    has_steps: bool
+    steps: list[AlikeSteps]
     modules: list[AlikeModules]
-    # The search for memory that is kept from step to step; None in a file of few steps, and if the
-    # recording ends in the step that ran out of memory, where a leak is one of the verdicts.
     leaks: DeviceLeaks | None
-    # The changes of the allocator's settings with which the allocation that failed would have found
-    # memory, in a simulation; []: with none of those tried; None: not simulated, because there was
-    # no out-of-memory, or because a simulation of the recording's own settings does not equal the
-    # recording.
     fitting_settings: list[str] | None = None
 
     @property

@@ -17,11 +17,16 @@ from pytracer.reading.snapshot import Column, Frame, Trace
 
 @dataclass(frozen=True)
 class FreePool:
-    """A memory pool that has segments without a block in use."""
+    """A memory pool that has segments without a block in use.
 
-    name: str  # the pool as torch numbers it, as in "(0, 3)"
-    segment_bytes: int  # the bytes of these segments
-    # The line that allocated the largest block of the pool; None if it is unknown.
+    Attributes:
+        name: The pool as torch numbers it, as in "(0, 3)".
+        segment_bytes: The bytes of these segments.
+        call_site: The line that allocated the largest block of the pool; None if it is unknown.
+    """
+
+    name: str
+    segment_bytes: int
     call_site: Frame | None
 
 

@@ -16,47 +16,68 @@ from pytracer.reading.snapshot import Frame, Snapshot, Stacks
 
 @dataclass(frozen=True)
 class Group:
-    """The active blocks that have the same key."""
+    """The active blocks that have the same key.
 
-    size_bytes: int  # the bytes that the allocator gave the blocks
-    requested_bytes: int  # the bytes that the program requested
-    count: int  # the number of blocks
-    # By "line": the call site, then its callers as far as `depth`. By "caller": the program's frame
-    # that called the call site, then its callers. By "stack": all frames, innermost first. [] for
-    # blocks without such a frame, and for other keys.
+    Attributes:
+        frames: By "line": the call site, then its callers as far as `depth`. By "caller": the
+            program's frame that called the call site, then its callers. By "stack": all frames,
+            innermost first. [] for blocks without such a frame, and for other keys.
+        phase: By "phase": the phase; "" for no phase, None if unknown.
+        step: By "step": the step of the allocation; None if unknown.
+        age: By "age": the age in steps; None if unknown.
+        category: By "category" and "owner": what the blocks hold (see `CategoryUsage`).
+        owner: By "owner": the name of the largest tensor in the blocks; None if none is known.
+        holder: By "holder": which Python object keeps the blocks' memory, as in "cache['k'] of
+            main()", or "losses[…] of main()" for several items. Of unknown blocks that no object
+            keeps: "until main() returned" if they were freed before the end of the file, or "the
+            pool (0, 3), which main() (a.py:7) filled first". None if none is known.
+        stream: By "stream": the stream, as the allocator numbers it; None if unknown.
+        pool: By "pool": the memory pool, as torch numbers it; (0, 0) is the default pool. None if
+            unknown.
+        module: By "module": the path of the module, as in `ModuleUsage`; None if none is known.
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        count: The number of blocks.
+    """
+
+    size_bytes: int
+    requested_bytes: int
+    count: int
     frames: list[Frame] = field(default_factory=list)
-    phase: str | None = None  # by "phase": the phase; "" for no phase, None if unknown
-    step: int | None = None  # by "step": the step of the allocation; None if unknown
-    age: int | None = None  # by "age": the age in steps; None if unknown
-    # By "category" and "owner": what the blocks hold (see `CategoryUsage`).
+    phase: str | None = None
+    step: int | None = None
+    age: int | None = None
     category: str | None = None
-    # By "owner": the name of the largest tensor in the blocks; None if none is known.
     owner: str | None = None
-    # By "holder": which Python object keeps the blocks' memory, as in "cache['k'] of main()", or
-    # "losses[…] of main()" for several items. Of unknown blocks that no object keeps: "until main()
-    # returned" if they were freed before the end of the file, or "the pool (0, 3), which main()
-    # (a.py:7) filled first". None if none is known.
     holder: str | None = None
-    # By "module": the path of the module, as in `ModuleUsage`; None if none is known.
     module: str | None = None
-    # By "stream": the stream, as the allocator numbers it; None if unknown.
     stream: int | None = None
-    # By "pool": the memory pool, as torch numbers it; (0, 0) is the default pool. None if unknown.
     pool: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Held:
-    """Who holds the memory of one device at one moment."""
+    """Who holds the memory of one device at one moment.
 
-    path: str  # the file's path
-    device: int  # the index of the device in the file
-    name: str  # the name of the device, as in "cuda:0"
-    moment: Moment  # the moment
-    is_exact: bool  # whether the sizes of all blocks are known. If not, bytes are lower bounds
-    by: str  # what the groups differ in: one of `KEYS`
-    active_bytes: int  # the bytes of all groups
-    groups: list[Group]  # the groups, the largest first
+    Attributes:
+        path: The file's path.
+        device: The index of the device in the file.
+        name: The name of the device, as in "cuda:0".
+        moment: The moment.
+        is_exact: Whether the sizes of all blocks are known. If not, bytes are lower bounds.
+        by: What the groups differ in: one of `KEYS`.
+        active_bytes: The bytes of all groups.
+        groups: The groups, the largest first.
+    """
+
+    path: str
+    device: int
+    name: str
+    moment: Moment
+    is_exact: bool
+    by: str
+    active_bytes: int
+    groups: list[Group]
 
 
 def who_holds(

@@ -37,28 +37,18 @@ class Usage:
 
     Entry 0 is the usage before the first event, entry i + 1 the usage after event i. Names and
     meanings are those of `torch.cuda.memory_stats()`: the `current` values of `all` pools.
-
-    Attributes:
-        requested_bytes: int64, the bytes that the program requested for the active blocks.
-        allocated_bytes: int64, the bytes of the blocks that the program holds, as the allocator
-            rounded them.
-        active_bytes: int64, `allocated_bytes` and the blocks whose free waits for a stream.
-        reserved_bytes: int64, the bytes of the segments.
-        inactive_split_bytes: int64, the bytes of free blocks in segments that are in use, without
-            expandable segments.
-        largest_free_bytes: int64, the size of the largest free block.
-        free_squares: float64, the sum of the squares of the free blocks' sizes.
-        segments: int64, the number of segments.
     """
 
-    requested_bytes: Column
+    requested_bytes: Column  # int64, the bytes that the program requested for the active blocks
+    # int64, the bytes of the blocks that the program holds, as the allocator rounded them.
     allocated_bytes: Column
-    active_bytes: Column
-    reserved_bytes: Column
+    active_bytes: Column  # int64, `allocated_bytes` and the blocks whose free waits for a stream
+    reserved_bytes: Column  # int64, the bytes of the segments
+    # int64, the bytes of free blocks in segments that are in use, without expandable segments.
     inactive_split_bytes: Column
-    largest_free_bytes: Column
-    free_squares: Column
-    segments: Column
+    largest_free_bytes: Column  # int64, the size of the largest free block
+    free_squares: Column  # float64, the sum of the squares of the free blocks' sizes
+    segments: Column  # int64, the number of segments
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,52 +20,70 @@ from pytracer.reading.snapshot import Frame
 
 @dataclass(frozen=True)
 class Site:
-    """The active blocks that one line of the program allocated."""
+    """The active blocks that one line of the program allocated.
 
-    # The program's line (docs/reference/report.md has the rule); None for blocks whose stack is not
-    # in the snapshot (older than the trace, or recorded without stacks).
+    Attributes:
+        call_site: The program's line (docs/reference/report.md has the rule); None for blocks whose
+            stack is not in the snapshot (older than the trace, or recorded without stacks).
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        pending_bytes: The part of `size_bytes` in blocks that the program has freed, but that a
+            stream still uses. These bytes count in `active_bytes`, not in `allocated_bytes`.
+        count: The number of blocks.
+        frames: The complete stack, innermost frame first. If several stacks have this call site,
+            the stack that holds most bytes.
+    """
+
     call_site: Frame | None
-    size_bytes: int  # the bytes that the allocator gave the blocks
-    requested_bytes: int  # the bytes that the program requested
-    # The part of `size_bytes` in blocks that the program has freed, but that a stream still uses.
-    # These bytes count in `active_bytes`, not in `allocated_bytes`.
+    size_bytes: int
+    requested_bytes: int
     pending_bytes: int
-    count: int  # the number of blocks
-    # The complete stack, innermost frame first. If several stacks have this call site, the stack
-    # that holds most bytes.
+    count: int
     frames: tuple[Frame, ...]
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A call site that holds memory at one moment."""
+    """A call site that holds memory at one moment.
 
-    site: Site  # the call site and its blocks
-    share: float  # the site's part of all active bytes, from 0 to 1
-    # The program's frames that called the call site, as `shown_callers` chooses them from those
-    # that most of the site's bytes have (`LEAST_SHARED`), innermost first.
+    Attributes:
+        site: The call site and its blocks.
+        share: The site's part of all active bytes, from 0 to 1.
+        callers: The program's frames that called the call site, as `shown_callers` chooses them
+            from those that most of the site's bytes have (`LEAST_SHARED`), innermost first.
+        oldest_age: The age of the site's oldest block in steps: 0 for a block of the current step.
+            None if a block is older than the known steps, or the file has no steps.
+        newest_age: The age of the site's newest block in steps; None if it is unknown.
+        kept_by: The Python object that keeps at least half of the site's bytes, as the `holder` of
+            `Group`; None if there is none, or if it is unknown. For blocks that were freed before
+            the end of the file: "until main() returned"; for those of a private pool that no tensor
+            has: "the pool (0, 3), which main() (a.py:7) filled first".
+    """
+
+    site: Site
+    share: float
     callers: list[Frame]
-    # The age of the site's oldest block in steps: 0 for a block of the current step. None if a
-    # block is older than the known steps, or the file has no steps.
     oldest_age: int | None
-    newest_age: int | None  # the age of the site's newest block in steps; None if it is unknown
-    # The Python object that keeps at least half of the site's bytes, as the `holder` of `Group`;
-    # None if there is none, or if it is unknown. For blocks that were freed before the end of the
-    # file: "until main() returned"; for those of a private pool that no tensor has: "the pool (0,
-    # 3), which main() (a.py:7) filled first".
+    newest_age: int | None
     kept_by: str | None
 
 
 @dataclass(frozen=True)
 class Keeper:
-    """A Python object that keeps memory at one moment."""
+    """A Python object that keeps memory at one moment.
 
-    # The object, as the `holder` of `Group`, without what its items have: "cache[…] of main()" for
-    # "cache[…].keys of main()".
+    Attributes:
+        name: The object, as the `holder` of `Group`, without what its items have: "cache[…] of
+            main()" for "cache[…].keys of main()".
+        size_bytes: The bytes that the allocator gave the blocks that it keeps.
+        unknown_bytes: The part of `size_bytes` in blocks of the category "unknown".
+        activation_bytes: The part that graphs keep for a backward pass.
+    """
+
     name: str
-    size_bytes: int  # the bytes that the allocator gave the blocks that it keeps
-    unknown_bytes: int  # the part of `size_bytes` in blocks of the category "unknown"
-    activation_bytes: int  # the part that graphs keep for a backward pass
+    size_bytes: int
+    unknown_bytes: int
+    activation_bytes: int
 
 
 def keepers_of(held: HeldMemory) -> list[Keeper]:

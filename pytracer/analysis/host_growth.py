@@ -15,16 +15,21 @@ _LEAST_A_STEP = 2**20
 
 @dataclass(frozen=True)
 class HostGrowth:
-    """Host memory that grows from step to step."""
+    """Host memory that grows from step to step.
 
-    bytes_per_step: int  # by how much
-    # first, last: The steps in which it grew.
+    Attributes:
+        bytes_per_step: By how much.
+        first, last: The steps in which it grew.
+        first_bytes, last_bytes: The memory of the process in these steps.
+        is_cpu_recorded: Whether the tensors on the CPU are in the file, and are not what grows.
+    """
+
+    bytes_per_step: int
     first: int
     last: int
-    # first_bytes, last_bytes: The memory of the process in these steps.
     first_bytes: int
     last_bytes: int
-    is_cpu_recorded: bool  # whether the tensors on the CPU are in the file, and are not what grows
+    is_cpu_recorded: bool
 
 
 def host_growth(data: DeviceData) -> HostGrowth | None:

@@ -28,7 +28,7 @@ from pytracer.reading.snapshot import (
 class Segment:
     """A segment, or a contiguous mapped part of an expandable one."""
 
-    # address, size_bytes: Where it is.
+    # Where it is.
     address: int
     size_bytes: int
     stream: int  # the stream of its blocks
@@ -48,7 +48,7 @@ class Layout:
 
     segments: list[Segment]  # the segments, by address
     block_segment: Column  # int64, for each block in use the index of its segment; ascending
-    # block_address, block_bytes: int64, by address.
+    # int64, by address.
     block_address: Column
     block_bytes: Column
     block_stack: Column  # uint32, an index in the snapshot's stacks

@@ -17,13 +17,18 @@ FORMS = "oom, peak, end, the index of an event, or +SECONDS after the first even
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a device's history."""
+    """A moment of a device's history.
 
-    name: str  # "oom", "peak" or "end", or "event 12"
-    # The entry of the history's usage: `i + 1` after event i. None: the file's end, of which no
-    # history is needed.
+    Attributes:
+        name: "oom", "peak" or "end", or "event 12".
+        entry: The entry of the history's usage: `i + 1` after event i. None: the file's end, of
+            which no history is needed.
+        event: The event before the moment; None if there is none.
+    """
+
+    name: str
     entry: int | None
-    event: int | None  # the event before the moment; None if there is none
+    event: int | None
 
     def __str__(self) -> str:
         """Return the moment as text, as in "at the peak" and "after event 12"."""

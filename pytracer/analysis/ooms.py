@@ -35,57 +35,80 @@ class OutOfMemory:
     `fits_...` compare sizes only, although an allocation cannot use a free block of another stream
     or pool. None means unknown: there is no history, or the sizes of free blocks are not known
     exactly enough.
+
+    Attributes:
+        event: The index of the event.
+        time_us: The time of the event; None if unknown.
+        step: The step of the event; None if unknown.
+        phase: The phase of the event; "" for no phase.
+        requested_bytes: The size of the allocation.
+        segment_bytes: The size of the segment that the allocator needed for the allocation.
+        device_free_bytes: The free memory of the device, as its driver reported it.
+        available_bytes: The bytes that the allocator could still take from the device:
+            `device_free_bytes`, or less if the process has a limit
+            (`set_per_process_memory_fraction`).
+        limit_bytes: The bytes that the allocator may reserve on the device, at most all of it; None
+            if unknown.
+        free_in_segments_bytes: The bytes of all free blocks in the allocator's segments; an upper
+            bound if `sample` is not exact. None without a history.
+        own_pool_free_bytes: The part of `free_in_segments_bytes` in segments that the allocation
+            could use if it was in one piece and on its stream: those of its memory pool, for blocks
+            of its size. None, as the following three, if this is not the last out-of-memory error
+            of the file, or `sample` is not exact.
+        own_pool_segments: The number of these segments that have free memory.
+        own_pool_streams: The number of streams of these segments.
+        own_pool_largest_bytes: The largest free piece in those of the allocation's stream.
+        other_pool: The pool with most free segments of those that the allocation could not use,
+            such as a CUDA graph's; None if no other pool has one.
+        fits_in_largest_block: Whether the largest free block is as large as the request.
+        fits_in_free_blocks: Whether all free blocks together are as large as the request.
+        fits_if_joined: Whether all free blocks and `available_bytes` together are as large as the
+            request. `pytracer show` needs more than that to call memory fragmented. None for
+            the CPU.
+        is_one_pool: Whether all segments and events of the device belong to one stream and one
+            memory pool, so that any free block can serve any request.
+        elsewhere_bytes: The device's total bytes, minus `device_free_bytes`, minus the allocator's
+            reserved bytes: memory of other processes, and of this process outside the allocator.
+            None if unknown.
+        call_site: The call site of the allocation.
+        callers: The program's frames that called the call site, innermost first.
+        is_at_end: Whether the file's final state is the state at the out-of-memory error, because
+            no event that changes it follows. Then everything about the state is exact.
+        has_allocated_since: Whether the file has allocations after it, so that the program went on.
+        earlier_peak_bytes: The most bytes that were allocated at any time before; None without a
+            history.
+        sample: The usage of the device at that time; None without a history.
+        library_error: The error of the library that asked the device for memory, without the
+            allocator, and the line of the program; None if the allocator asked. The sizes of such
+            a request are 0, for unknown.
     """
 
-    event: int  # the index of the event
-    time_us: int | None  # the time of the event; None if unknown
-    step: int | None  # the step of the event; None if unknown
-    phase: str  # the phase of the event; "" for no phase
-    requested_bytes: int  # the size of the allocation
-    segment_bytes: int  # the size of the segment that the allocator needed for the allocation
-    device_free_bytes: int  # the free memory of the device, as its driver reported it
-    # The bytes that the allocator could still take from the device: `device_free_bytes`, or less if
-    # the process has a limit (`set_per_process_memory_fraction`).
+    event: int
+    time_us: int | None
+    step: int | None
+    phase: str
+    requested_bytes: int
+    segment_bytes: int
+    device_free_bytes: int
     available_bytes: int
-    # The bytes that the allocator may reserve on the device, at most all of it; None if unknown.
     limit_bytes: int | None
-    # The bytes of all free blocks in the allocator's segments; an upper bound if `sample` is not
-    # exact. None without a history.
     free_in_segments_bytes: int | None
-    # The part of `free_in_segments_bytes` in segments that the allocation could use if it was in
-    # one piece and on its stream: those of its memory pool, for blocks of its size. None, as the
-    # following three, if this is not the last out-of-memory error of the file, or `sample` is not
-    # exact.
     own_pool_free_bytes: int | None
-    own_pool_segments: int | None  # the number of these segments that have free memory
-    own_pool_streams: int | None  # the number of streams of these segments
-    own_pool_largest_bytes: int | None  # the largest free piece in those of the allocation's stream
-    # The pool with most free segments of those that the allocation could not use, such as a CUDA
-    # graph's; None if no other pool has one.
+    own_pool_segments: int | None
+    own_pool_streams: int | None
+    own_pool_largest_bytes: int | None
     other_pool: FreePool | None
-    fits_in_largest_block: bool | None  # whether the largest free block is as large as the request
-    fits_in_free_blocks: bool | None  # whether all free blocks together are as large as the request
-    # Whether all free blocks and `available_bytes` together are as large as the request. `pytracer
-    # show` needs more than that to call memory fragmented. None for the CPU.
+    fits_in_largest_block: bool | None
+    fits_in_free_blocks: bool | None
     fits_if_joined: bool | None
-    # Whether all segments and events of the device belong to one stream and one memory pool, so
-    # that any free block can serve any request.
     is_one_pool: bool
-    # The device's total bytes, minus `device_free_bytes`, minus the allocator's reserved bytes:
-    # memory of other processes, and of this process outside the allocator. None if unknown.
     elsewhere_bytes: int | None
-    call_site: Frame | None  # the call site of the allocation
-    callers: list[Frame]  # the program's frames that called the call site, innermost first
-    # Whether the file's final state is the state at the out-of-memory error, because no event that
-    # changes it follows. Then everything about the state is exact.
+    call_site: Frame | None
+    callers: list[Frame]
     is_at_end: bool
-    # Whether the file has allocations after it, so that the program went on.
     has_allocated_since: bool
-    # The most bytes that were allocated at any time before; None without a history.
     earlier_peak_bytes: int | None
-    sample: UsageSample | None  # the usage of the device at that time; None without a history
-    # The error of the library that asked the device for memory, without the allocator, and the line
-    # of the program; None if the allocator asked. The sizes of such a request are 0, for unknown.
+    sample: UsageSample | None
     library_error: str | None
 
     @property

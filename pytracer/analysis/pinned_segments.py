@@ -26,41 +26,63 @@ class Pin:
     """The segments that blocks of one call site keep from being given back.
 
     A segment with blocks of several call sites counts for the one that has most bytes in it.
+
+    Attributes:
+        kind: "large" or "small": segments for blocks of more than 1 MiB, or of at most 1 MiB.
+        is_expandable: Whether the segments expand. Then `segments` counts pages with blocks in use.
+        stream: The stream of the segments.
+        pool: The memory pool of the segments, as torch numbers it; (0, 0) is the default pool.
+        call_site: The call site of the blocks; None if unknown.
+        segments: The number of segments.
+        least_segment_bytes, most_segment_bytes: The sizes of the smallest and the largest segment.
+        blocks: The number of blocks in use in these segments, of all call sites.
+        block_bytes: The bytes of these blocks.
+        stuck_bytes: The free bytes of these segments.
     """
 
-    kind: str  # "large" or "small": segments for blocks of more than 1 MiB, or of at most 1 MiB
-    # Whether the segments expand. Then `segments` counts pages with blocks in use.
+    kind: str
     is_expandable: bool
-    stream: int  # the stream of the segments
-    # The memory pool of the segments, as torch numbers it; (0, 0) is the default pool.
+    stream: int
     pool: tuple[int, int]
-    call_site: Frame | None  # the call site of the blocks; None if unknown
-    segments: int  # the number of segments
-    # least_segment_bytes, most_segment_bytes: The sizes of the smallest and the largest segment.
+    call_site: Frame | None
+    segments: int
     least_segment_bytes: int
     most_segment_bytes: int
-    blocks: int  # the number of blocks in use in these segments, of all call sites
-    block_bytes: int  # the bytes of these blocks
-    stuck_bytes: int  # the free bytes of these segments
+    blocks: int
+    block_bytes: int
+    stuck_bytes: int
 
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """The free memory of one device at one moment."""
+    """The free memory of one device at one moment.
 
-    path: str  # the file's path
-    device: int  # the index of the device in the file
-    name: str  # the name of the device, as in "cuda:0"
-    moment: Moment  # the moment
-    is_exact: bool  # whether the sizes of all blocks are known. If not, free bytes are upper bounds
-    reserved_bytes: int  # the bytes of all segments
-    active_bytes: int  # the bytes of the blocks in use
-    # The free bytes in segments, or in pages of expandable segments, without any block in use. The
-    # allocator can give them back to the device.
+    Attributes:
+        path: The file's path.
+        device: The index of the device in the file.
+        name: The name of the device, as in "cuda:0".
+        moment: The moment.
+        is_exact: Whether the sizes of all blocks are known. If not, free bytes are upper bounds.
+        reserved_bytes: The bytes of all segments.
+        active_bytes: The bytes of the blocks in use.
+        returnable_bytes: The free bytes in segments, or in pages of expandable segments, without
+            any block in use. The allocator can give them back to the device.
+        stuck_bytes: The free bytes next to blocks in use.
+        largest_free_bytes: The size of the largest free block.
+        pins: What keeps the stuck bytes, the most bytes first.
+    """
+
+    path: str
+    device: int
+    name: str
+    moment: Moment
+    is_exact: bool
+    reserved_bytes: int
+    active_bytes: int
     returnable_bytes: int
-    stuck_bytes: int  # the free bytes next to blocks in use
-    largest_free_bytes: int  # the size of the largest free block
-    pins: list[Pin]  # what keeps the stuck bytes, the most bytes first
+    stuck_bytes: int
+    largest_free_bytes: int
+    pins: list[Pin]
 
 
 def fragmentation(

@@ -48,35 +48,50 @@ from pytracer.reading.snapshot import (
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of events in a trace, by kind."""
+    """The number of events in a trace, by kind.
 
-    allocs: int  # allocations of blocks
-    frees: int  # completed frees of blocks, after which their memory can serve another block
-    # How often the allocator took memory from the device (`segment_alloc`, `segment_map`).
+    Attributes:
+        allocs: Allocations of blocks.
+        frees: Completed frees of blocks, after which their memory can serve another block.
+        device_allocs: How often the allocator took memory from the device (`segment_alloc`,
+            `segment_map`).
+        device_frees: How often the allocator gave memory back (`segment_free`, `segment_unmap`).
+        ooms: Out-of-memory errors.
+        retries: How often the device had no memory for a segment, so that the allocator gave its
+            cached memory back and tried again: an estimate (see `count_retries`). None for the
+            CPU, which has no cache.
+    """
+
+    allocs: int
+    frees: int
     device_allocs: int
-    device_frees: int  # how often the allocator gave memory back (`segment_free`, `segment_unmap`)
-    ooms: int  # Out-of-memory errors
-    # How often the device had no memory for a segment, so that the allocator gave its cached memory
-    # back and tried again: an estimate (see `count_retries`). None for the CPU, which has no cache.
+    device_frees: int
+    ooms: int
     retries: int | None
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The data that the trace of a device lacks. None means unknown."""
+    """The data that the trace of a device lacks. None means unknown.
 
-    # The number of events that the ring overwrote, all of them older than the trace. In a file of
-    # one phase, the events of other phases are included.
+    Attributes:
+        overwritten: The number of events that the ring overwrote, all of them older than the
+            trace. In a file of one phase, the events of other phases are included.
+        unknown_frees: The number of frees of unknown blocks.
+        live_dropped: The number of blocks that did not fit into the table of live blocks.
+        labels_dropped: The number of pools and labels that did not fit into their table.
+        before_bytes: The bytes that had been requested and not freed before the first event.
+        exact_from: The number of events after which all usage is exact. 0: all usage is exact. In
+            a file of one phase (`DeviceReport.only_phase`) no usage over time is exact, and the
+            value is larger than the number of events. Before `exact_from`,
+            `UsageSample.uncertain_bytes` has the bounds. None without a history.
+    """
+
     overwritten: int | None
-    unknown_frees: int | None  # the number of frees of unknown blocks
-    live_dropped: int | None  # the number of blocks that did not fit into the table of live blocks
-    labels_dropped: int | None  # the number of pools and labels that did not fit into their table
-    # The bytes that had been requested and not freed before the first event.
+    unknown_frees: int | None
+    live_dropped: int | None
+    labels_dropped: int | None
     before_bytes: int | None
-    # The number of events after which all usage is exact. 0: all usage is exact. In a file of one
-    # phase (`DeviceReport.only_phase`) no usage over time is exact, and the value is larger than
-    # the number of events. Before `exact_from`, `UsageSample.uncertain_bytes` has the bounds. None
-    # without a history.
     exact_from: int | None
 
 
@@ -85,20 +100,27 @@ class Outside:
     """The device's memory outside this allocator, when the snapshot was taken.
 
     The figures come from different sources and times. A difference that would be below 0 is None.
+
+    Attributes:
+        total_bytes: The device's memory, as its driver reported it.
+        free_bytes: The device's free memory, as its driver reported it.
+        process_bytes: The bytes that the process held on the device; None if the driver did not
+            report them.
+        reserved_bytes: The bytes that the process's allocator had reserved.
+        elsewhere_bytes: `total_bytes - free_bytes - reserved_bytes`: held by other processes, and
+            by this process outside the allocator.
+        outside_bytes: `process_bytes - reserved_bytes`: held by this process outside the allocator
+            (the device's context, libraries, other allocators).
+        others_bytes: `total_bytes - free_bytes - process_bytes`: held by other processes.
     """
 
-    total_bytes: int | None  # the device's memory, as its driver reported it
-    free_bytes: int | None  # the device's free memory, as its driver reported it
-    # The bytes that the process held on the device; None if the driver did not report them.
+    total_bytes: int | None
+    free_bytes: int | None
     process_bytes: int | None
-    reserved_bytes: int | None  # the bytes that the process's allocator had reserved
-    # `total_bytes - free_bytes - reserved_bytes`: held by other processes, and by this process
-    # outside the allocator.
+    reserved_bytes: int | None
     elsewhere_bytes: int | None
-    # `process_bytes - reserved_bytes`: held by this process outside the allocator (the device's
-    # context, libraries, other allocators).
     outside_bytes: int | None
-    others_bytes: int | None  # `total_bytes - free_bytes - process_bytes`: held by other processes
+    others_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -108,70 +130,92 @@ class DeviceReport:
     A peak is the highest value at the events in the file. The history is the usage after each
     event. It is missing if the file has no events, or if the trace does not lead to the final
     state.
+
+    Attributes:
+        device: The device's index in the file.
+        name: The device's name, as in "cuda:0" and "cpu"; "device 0" if the file does not have it.
+        is_cpu: Whether the device is the CPU; None if unknown. Each block of the CPU is written as
+            a segment of its own.
+        events: The number of events.
+        first_us: The time of the first event; None if unknown.
+        last_us: The time of the last event; None if unknown.
+        only_phase: The phase, if the file has the events of one phase only (`discrete`); else None.
+            All usage except `end` then lacks the allocations of other threads in other phases. So
+            it may be too low. It may also be too high, if blocks of other phases still exist.
+        contradiction: Why the trace does not lead to the final state; None if it does. With a
+            contradiction there is no history, but `end` and `counts` are valid, and
+            `peak_allocated` is that of the trace alone where the trace can be summed up.
+        lost: The data that the trace lacks.
+        end: The usage when the snapshot was taken.
+        peak_allocated: The first sample with the largest `allocated_bytes`; None without a history.
+        is_peak_certain: Whether `peak_allocated` is certainly the peak, because usage before
+            `lost.exact_from` cannot have been larger.
+        peak_most_bytes: The most bytes that the peak of `allocated_bytes` can have been. If the
+            peak is certain, this is the value in `peak_allocated`. None without a history, and in
+            a file of one phase.
+        peak_reserved: The first sample with the largest `reserved_bytes`; None without a history.
+        sites: The call sites that held memory at `peak_allocated`; without a history, those that
+            held memory at the end.
+        sites_at_oom: If the file was written because of an out-of-memory error, the call sites that
+            held memory at the last of `ooms`; else None.
+        categories: What memory was for; None if the file does not have the owners of blocks.
+        modules: Which modules of the model memory belonged to; None if no module was a phase
+            (`pytracer.annotate_modules`).
+        counts: The number of events, by kind.
+        steps: The usage of each step.
+        phases: The usage of each phase.
+        ooms: Each out-of-memory.
+        explanation: The explanation of the last of `ooms`; None if there is none.
+        outside: The device's memory outside the allocator; None if the file does not have it.
+        series: The usage over the trace; None without a history.
     """
 
-    device: int  # the device's index in the file
-    # The device's name, as in "cuda:0" and "cpu"; "device 0" if the file does not have it.
+    device: int
     name: str
-    # Whether the device is the CPU; None if unknown. Each block of the CPU is written as a segment
-    # of its own.
     is_cpu: bool | None
-    events: int  # the number of events
-    first_us: int | None  # the time of the first event; None if unknown
-    last_us: int | None  # the time of the last event; None if unknown
-    # The phase, if the file has the events of one phase only (`discrete`); else None. All usage
-    # except `end` then lacks the allocations of other threads in other phases. So it may be too
-    # low. It may also be too high, if blocks of other phases still exist.
+    events: int
+    first_us: int | None
+    last_us: int | None
     only_phase: str | None
-    # Why the trace does not lead to the final state; None if it does. With a contradiction there is
-    # no history, but `end` and `counts` are valid, and `peak_allocated` is that of the trace alone
-    # where the trace can be summed up.
     contradiction: str | None
-    lost: Lost  # the data that the trace lacks
-    end: UsageSample  # the usage when the snapshot was taken
-    # The first sample with the largest `allocated_bytes`; None without a history.
+    lost: Lost
+    end: UsageSample
     peak_allocated: UsageSample | None
-    # Whether `peak_allocated` is certainly the peak, because usage before `lost.exact_from` cannot
-    # have been larger.
     is_peak_certain: bool
-    # The most bytes that the peak of `allocated_bytes` can have been. If the peak is certain, this
-    # is the value in `peak_allocated`. None without a history, and in a file of one phase.
     peak_most_bytes: int | None
-    # The first sample with the largest `reserved_bytes`; None without a history.
     peak_reserved: UsageSample | None
-    # The call sites that held memory at `peak_allocated`; without a history, those that held memory
-    # at the end.
     sites: list[Site]
-    # If the file was written because of an out-of-memory error, the call sites that held memory at
-    # the last of `ooms`; else None.
     sites_at_oom: list[Site] | None
-    # What memory was for; None if the file does not have the owners of blocks.
     categories: Categories | None
-    # Which modules of the model memory belonged to; None if no module was a phase
-    # (`pytracer.annotate_modules`).
     modules: Modules | None
-    counts: Counts  # the number of events, by kind
-    steps: list[Step]  # the usage of each step
-    phases: list[Phase]  # the usage of each phase
-    ooms: list[OutOfMemory]  # each out-of-memory
-    explanation: Explanation | None  # the explanation of the last of `ooms`; None if there is none
-    # The device's memory outside the allocator; None if the file does not have it.
+    counts: Counts
+    steps: list[Step]
+    phases: list[Phase]
+    ooms: list[OutOfMemory]
+    explanation: Explanation | None
     outside: Outside | None
-    series: UsageSeries | None  # the usage over the trace; None without a history
+    series: UsageSeries | None
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a file."""
+    """The report of a file.
 
-    path: str  # the file's path
-    # The file's metadata without its devices (docs/reference/snapshot-format.md has the keys); {}
-    # in files of other recorders. `untraced`, `waiting`, `window`, `stacks` and `phases` describe
-    # what the file lacks.
+    Attributes:
+        path: The file's path.
+        metadata: The file's metadata without its devices (docs/reference/snapshot-format.md has
+            the keys); {} in files of other recorders. `untraced`, `waiting`, `window`, `stacks` and
+            `phases` describe what the file lacks.
+        allocator_settings: The allocator's settings, as torch writes them.
+        unknown_keys: The keys of the file that this version does not know, as "event.key".
+        devices: The reports of the devices that were used.
+    """
+
+    path: str
     metadata: FileMetadata
-    allocator_settings: dict[str, Any]  # the allocator's settings, as torch writes them
-    unknown_keys: list[str]  # the keys of the file that this version does not know, as "event.key"
-    devices: list[DeviceReport]  # the reports of the devices that were used
+    allocator_settings: dict[str, Any]
+    unknown_keys: list[str]
+    devices: list[DeviceReport]
 
 
 def stats(

@@ -34,7 +34,7 @@ class Start:
     # int64, the same of the lowest known address of the expandable segment; 0 for other segments.
     range_address: Column
     size_bytes: Column  # int64, the bytes of the segment
-    # stream, pool: int64, as in `Requests`.
+    # int64, as in `Requests`.
     stream: Column
     pool: Column
     order: Column  # int64, the place among all segments, in the order of their creation

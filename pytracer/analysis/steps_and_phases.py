@@ -17,57 +17,80 @@ _PEAK = ("peak_bytes", "peak_event", "fragmentation_bytes", "peak_reserved_bytes
 
 @dataclass(frozen=True)
 class Step:
-    """The usage of one step."""
+    """The usage of one step.
 
-    step: int | None  # the step's number; None for the events before the first known step
-    first_event: int  # the index of the step's first event
-    end_event: int  # the index after that of the step's last event
-    # Whether the trace certainly has the step's beginning. If not, the ring may have overwritten
-    # it.
+    Attributes:
+        step: The step's number; None for the events before the first known step.
+        first_event: The index of the step's first event.
+        end_event: The index after that of the step's last event.
+        begins_in_trace: Whether the trace certainly has the step's beginning. If not, the ring may
+            have overwritten it.
+        begin_bytes: The allocated bytes before the step's first event; None without a history.
+        end_bytes: The allocated bytes after the step's last event; None without a history.
+        peak_bytes: The largest `allocated_bytes` from the beginning to the end of the step; None
+            without a history.
+        peak_event: The first event after which the peak was reached; None if the peak is
+            `begin_bytes`.
+        fragmentation_bytes: `reserved_bytes - allocated_bytes` at the peak.
+        peak_reserved_bytes: The largest `reserved_bytes` in the step.
+        inexact: The names of the values above that are not exact. Such a value is a bound: an upper
+            bound of `fragmentation_bytes`, a lower bound of the others. In a file of one phase
+            these values are not even bounds.
+        bounds: For each name in `inexact` the other bound; {} in a file of one phase.
+        allocations: The number of allocations.
+        allocations_bytes: The sum of the requested bytes of the allocations.
+        device_allocs: How often the allocator took memory from the device.
+        device_frees: How often the allocator gave memory back to the device.
+    """
+
+    step: int | None
+    first_event: int
+    end_event: int
     begins_in_trace: bool
-    # The allocated bytes before the step's first event; None without a history.
     begin_bytes: int | None
-    end_bytes: int | None  # the allocated bytes after the step's last event; None without a history
-    # The largest `allocated_bytes` from the beginning to the end of the step; None without a
-    # history.
+    end_bytes: int | None
     peak_bytes: int | None
-    # The first event after which the peak was reached; None if the peak is `begin_bytes`.
     peak_event: int | None
-    fragmentation_bytes: int | None  # `reserved_bytes - allocated_bytes` at the peak
-    peak_reserved_bytes: int | None  # the largest `reserved_bytes` in the step
-    # The names of the values above that are not exact. Such a value is a bound: an upper bound of
-    # `fragmentation_bytes`, a lower bound of the others. In a file of one phase these values are
-    # not even bounds.
+    fragmentation_bytes: int | None
+    peak_reserved_bytes: int | None
     inexact: list[str]
-    bounds: dict[str, int]  # for each name in `inexact` the other bound; {} in a file of one phase
-    allocations: int  # the number of allocations
-    allocations_bytes: int  # the sum of the requested bytes of the allocations
-    device_allocs: int  # how often the allocator took memory from the device
-    device_frees: int  # how often the allocator gave memory back to the device
+    bounds: dict[str, int]
+    allocations: int
+    allocations_bytes: int
+    device_allocs: int
+    device_frees: int
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The usage of one phase, over all its occurrences."""
+    """The usage of one phase, over all its occurrences.
 
-    # The phase's name (the events' `user_metadata`); "" for no phase; None for blocks older than
-    # the trace, whose phase is unknown.
+    Attributes:
+        phase: The phase's name (the events' `user_metadata`); "" for no phase; None for blocks
+            older than the trace, whose phase is unknown.
+        at_peak_bytes: The bytes of blocks that were allocated in the phase and active at the
+            device's peak; None without a history. The values up to `end_bytes` are None then too.
+        peak_bytes: The largest `allocated_bytes` after an event of the phase; None without events.
+        peak_event: The first event after which the peak was reached.
+        fragmentation_bytes: `reserved_bytes - allocated_bytes` at the peak.
+        peak_reserved_bytes: The largest `reserved_bytes` after an event of the phase.
+        end_bytes: The bytes of blocks that were allocated in the phase and are active at the end.
+        inexact, bounds: As in `Step`.
+        allocations: The number of allocations.
+        allocations_bytes: The sum of the requested bytes of the allocations.
+    """
+
     phase: str | None
-    # The bytes of blocks that were allocated in the phase and active at the device's peak; None
-    # without a history. The values up to `end_bytes` are None then too.
     at_peak_bytes: int | None
-    # The largest `allocated_bytes` after an event of the phase; None without events.
     peak_bytes: int | None
-    peak_event: int | None  # the first event after which the peak was reached
-    fragmentation_bytes: int | None  # `reserved_bytes - allocated_bytes` at the peak
-    peak_reserved_bytes: int | None  # the largest `reserved_bytes` after an event of the phase
-    # The bytes of blocks that were allocated in the phase and are active at the end.
+    peak_event: int | None
+    fragmentation_bytes: int | None
+    peak_reserved_bytes: int | None
     end_bytes: int | None
-    # inexact, bounds: As in `Step`.
     inexact: list[str]
     bounds: dict[str, int]
-    allocations: int  # the number of allocations
-    allocations_bytes: int  # the sum of the requested bytes of the allocations
+    allocations: int
+    allocations_bytes: int
 
 
 def steps(data: DeviceData) -> list[Step]:

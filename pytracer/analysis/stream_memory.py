@@ -26,20 +26,26 @@ in use at a time."""
 
 @dataclass(frozen=True)
 class StreamMemory:
-    """Memory that is of no use because of streams."""
+    """Memory that is of no use because of streams.
 
-    # "idle": cached on streams without a block in use that have not allocated for a complete step.
-    # "in turn": the same of many streams that were used one after the other, before a step has
-    # ended, or that are used again later. "waiting": in blocks that were freed, but that a stream
-    # still uses.
+    Attributes:
+        kind: "idle": cached on streams without a block in use that have not allocated for a
+            complete step. "in turn": the same of many streams that were used one after the other,
+            before a step has ended, or that are used again later. "waiting": in blocks that were
+            freed, but that a stream still uses.
+        streams: The number of streams that the memory belongs to, of idle ones at least two.
+        size_bytes: The bytes of their segments, or of the blocks that wait.
+        step: The step in which blocks of most bytes wait; None for idle streams, or without steps.
+        call_site: The line that allocated most of it; None if it is unknown.
+        freed_at: The line that freed most of what this line allocated, if the blocks wait; None if
+            it is unknown.
+    """
+
     kind: str
-    streams: int  # the number of streams that the memory belongs to, of idle ones at least two
-    size_bytes: int  # the bytes of their segments, or of the blocks that wait
-    # The step in which blocks of most bytes wait; None for idle streams, or without steps.
+    streams: int
+    size_bytes: int
     step: int | None
-    call_site: Frame | None  # the line that allocated most of it; None if it is unknown
-    # The line that freed most of what this line allocated, if the blocks wait; None if it is
-    # unknown.
+    call_site: Frame | None
     freed_at: Frame | None
 
 

@@ -47,37 +47,53 @@ def peak_unallocated(history: History, trace: Trace) -> int | None:
 
 @dataclass(frozen=True)
 class UsageSample:
-    """The usage of a device's memory after one event."""
+    """The usage of a device's memory after one event.
 
-    # The index of the event before the sample; None if the sample is before the first event.
+    Attributes:
+        event: The index of the event before the sample; None if the sample is before the first
+            event.
+        time_us: The event's time; None if unknown.
+        step: The event's step; None if unknown.
+        phase: The event's phase; "" for no phase, None if unknown.
+        is_exact: Whether all values are exact. If not, the sizes of some blocks are unknown, except
+            for their requested bytes. Then `requested_bytes`, `reserved_bytes` and `segments` are
+            exact all the same, values of free memory are upper bounds, and the other values are
+            lower bounds. A file of one phase lacks the events of other threads in other phases: in
+            it, no value is exact, and none is a bound.
+        uncertain_bytes: The largest possible difference between a bound and the true value, such as
+            the number of bytes that may have been allocated in addition. 0: the sample is exact.
+            None: the file is of one phase.
+        requested_bytes: The bytes that the program requested for the active blocks.
+        allocated_bytes: The bytes of the blocks that the program held, as the allocator rounded
+            them.
+        active_bytes: `allocated_bytes`, and the bytes of freed blocks that a stream still used.
+        reserved_bytes: The bytes of the segments.
+        fragmentation_bytes: `reserved_bytes - allocated_bytes`.
+        rounding_bytes: `active_bytes - requested_bytes`.
+        inactive_split_bytes: The bytes of free blocks in segments that were in use.
+        largest_free_bytes: The size of the largest free block.
+        free_concentration: The sum of the squares of the free blocks' sizes, divided by the square
+            of the sum of these sizes: 1 for one block, near 0 for many small blocks. None if
+            nothing was free, or the sample is not exact.
+        segments: The number of segments, without expandable ones.
+    """
+
     event: int | None
-    time_us: int | None  # the event's time; None if unknown
-    step: int | None  # the event's step; None if unknown
-    phase: str | None  # the event's phase; "" for no phase, None if unknown
-    # Whether all values are exact. If not, the sizes of some blocks are unknown, except for their
-    # requested bytes. Then `requested_bytes`, `reserved_bytes` and `segments` are exact all the
-    # same, values of free memory are upper bounds, and the other values are lower bounds. A file of
-    # one phase lacks the events of other threads in other phases: in it, no value is exact, and
-    # none is a bound.
+    time_us: int | None
+    step: int | None
+    phase: str | None
     is_exact: bool
-    # The largest possible difference between a bound and the true value, such as the number of
-    # bytes that may have been allocated in addition. 0: the sample is exact. None: the file is of
-    # one phase.
     uncertain_bytes: int | None
-    requested_bytes: int  # the bytes that the program requested for the active blocks
-    # The bytes of the blocks that the program held, as the allocator rounded them.
+    requested_bytes: int
     allocated_bytes: int
-    active_bytes: int  # `allocated_bytes`, and the bytes of freed blocks that a stream still used
-    reserved_bytes: int  # the bytes of the segments
-    fragmentation_bytes: int  # `reserved_bytes - allocated_bytes`
-    rounding_bytes: int  # `active_bytes - requested_bytes`
-    inactive_split_bytes: int  # the bytes of free blocks in segments that were in use
-    largest_free_bytes: int  # the size of the largest free block
-    # The sum of the squares of the free blocks' sizes, divided by the square of the sum of these
-    # sizes: 1 for one block, near 0 for many small blocks. None if nothing was free, or the sample
-    # is not exact.
+    active_bytes: int
+    reserved_bytes: int
+    fragmentation_bytes: int
+    rounding_bytes: int
+    inactive_split_bytes: int
+    largest_free_bytes: int
     free_concentration: float | None
-    segments: int  # the number of segments, without expandable ones
+    segments: int
 
     @property
     def free_bytes(self) -> int:
@@ -91,21 +107,25 @@ class UsageSeries:
 
     Where `events` is less than the device's `lost.exact_from`, the values are bounds, as in a
     `UsageSample` that is not exact.
+
+    Attributes:
+        events: The number of events before the sample; 0 is before the first event.
+        times_us: The time of the event before the sample; None if unknown, or before the first
+            event.
+        requested_bytes, allocated_bytes, active_bytes, reserved_bytes: As in a `UsageSample`.
+        fragmentation_bytes, inactive_split_bytes, largest_free_bytes: As in a `UsageSample`.
+        free_concentration, segments: As in a `UsageSample`.
     """
 
-    events: list[int]  # the number of events before the sample; 0 is before the first event
-    # The time of the event before the sample; None if unknown, or before the first event.
+    events: list[int]
     times_us: list[int | None]
-    # requested_bytes, allocated_bytes, active_bytes, reserved_bytes: As in a `UsageSample`.
     requested_bytes: list[int]
     allocated_bytes: list[int]
     active_bytes: list[int]
     reserved_bytes: list[int]
-    # fragmentation_bytes, inactive_split_bytes, largest_free_bytes: As in a `UsageSample`.
     fragmentation_bytes: list[int]
     inactive_split_bytes: list[int]
     largest_free_bytes: list[int]
-    # free_concentration, segments: As in a `UsageSample`.
     free_concentration: list[float | None]
     segments: list[int]
 

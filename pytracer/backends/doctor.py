@@ -21,45 +21,63 @@ _OPTIONS = {AUTOGRAD: " with forward_stacks=True", HOST: " with pinned_memory=Tr
 
 @dataclass(frozen=True)
 class BackendReport:
-    """Whether one allocator can be recorded."""
+    """Whether one allocator can be recorded.
 
-    # "cpu", "cuda" or "npu"; "autograd" for the library for forward stacks; "host" for pinned host
-    # memory.
+    Attributes:
+        backend: "cpu", "cuda" or "npu"; "autograd" for the library for forward stacks; "host" for
+            pinned host memory.
+        available: Whether a tracer can record the allocator: the hook exists and works, or can be
+            built when it is needed.
+        torch: The version of the running torch, for which the hook is built; None without torch.
+        hook: The hook's file; None if there is no hook for this torch yet.
+        folder: The name of the folder that has the hook; None without a hook.
+        message: What happens next, or what is missing and what to do about it.
+    """
+
     backend: str
-    # Whether a tracer can record the allocator: the hook exists and works, or can be built when it
-    # is needed.
     available: bool
-    # The version of the running torch, for which the hook is built; None without torch.
     torch: str | None
-    hook: str | None  # the hook's file; None if there is no hook for this torch yet
-    folder: str | None  # the name of the folder that has the hook; None without a hook
-    message: str  # what happens next, or what is missing and what to do about it
+    hook: str | None
+    folder: str | None
+    message: str
 
 
 @dataclass(frozen=True)
 class InterpreterReport:
-    """Whether Python call stacks can be recorded."""
+    """Whether Python call stacks can be recorded.
 
-    python: str  # the implementation and version of Python
-    executable: str  # the interpreter's path
-    stacks: bool  # whether events have call stacks
-    message: str  # why events have no call stacks, and what to do about it; empty if they have them
+    Attributes:
+        python: The implementation and version of Python.
+        executable: The interpreter's path.
+        stacks: Whether events have call stacks.
+        message: Why events have no call stacks, and what to do about it; empty if they have them.
+    """
+
+    python: str
+    executable: str
+    stacks: bool
+    message: str
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What the doctor found."""
+    """What the doctor found.
 
-    # The backends that should be recorded, and "autograd" or "host" if requested.
+    Attributes:
+        requested: The backends that should be recorded, and "autograd" or "host" if requested.
+        interpreter: The report on call stacks.
+        backends: A report on each backend that pytracer knows, requested or not.
+        autograd: The report on the library for forward stacks. Recording works without it.
+        host: The report on pinned host memory. Recording works without it.
+        ready_hooks: The versions of torch, and for "npu" of torch_npu, for which this package has
+            ready hooks, by backend. Other versions need a C++ compiler.
+    """
+
     requested: tuple[str, ...]
-    interpreter: InterpreterReport  # the report on call stacks
-    # A report on each backend that pytracer knows, requested or not.
+    interpreter: InterpreterReport
     backends: tuple[BackendReport, ...]
-    # The report on the library for forward stacks. Recording works without it.
     autograd: BackendReport
-    host: BackendReport  # the report on pinned host memory. Recording works without it
-    # The versions of torch, and for "npu" of torch_npu, for which this package has ready hooks, by
-    # backend. Other versions need a C++ compiler.
+    host: BackendReport
     ready_hooks: dict[str, list[str]]
 
     @property

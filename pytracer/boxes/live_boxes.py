@@ -20,17 +20,29 @@ _MAPPED = re.compile(
 
 @dataclass(frozen=True)
 class LiveDevice:
-    """What a device of a recorded process has now."""
+    """What a device of a recorded process has now.
 
-    pid: int  # the process
-    rank: int | None  # its rank; None if it has none
-    device: str  # the device, as in "cuda:0"
-    step: int  # the step in which the process is; 0: none
-    recorded: int  # how many events it has recorded
-    allocated_bytes: int  # the memory of blocks that were allocated since the recording began
-    peak_bytes: int  # the most that was allocated, as far back as the ring has events
-    reserved_bytes: int | None  # the memory of segments, likewise; None for the CPU
-    box: str  # the file that has it
+    Attributes:
+        pid: The process.
+        rank: Its rank; None if it has none.
+        device: The device, as in "cuda:0".
+        step: The step in which the process is; 0: none.
+        recorded: How many events it has recorded.
+        allocated_bytes: The memory of blocks that were allocated since the recording began.
+        peak_bytes: The most that was allocated, as far back as the ring has events.
+        reserved_bytes: The memory of segments, likewise; None for the CPU.
+        box: The file that has it.
+    """
+
+    pid: int
+    rank: int | None
+    device: str
+    step: int
+    recorded: int
+    allocated_bytes: int
+    peak_bytes: int
+    reserved_bytes: int | None
+    box: str
 
 
 def live_devices(wanted: Collection[int | Path] = ()) -> list[LiveDevice]:

@@ -10,42 +10,61 @@ class Outcome:
     """The numbers of one run. None means unknown.
 
     If a program has several processes or devices, each number is the largest of any device.
+
+    Attributes:
+        peak_reserved_bytes: The most bytes that the allocator had reserved.
+        peak_allocated_bytes: The most bytes that the program had allocated.
+        peak_unallocated_bytes: The most bytes that were reserved but not allocated at one moment.
+            This memory was cached for the next request, or too fragmented for it.
+        oom_unallocated_bytes: The bytes that were reserved but not allocated at the last
+            out-of-memory. The allocator had given back its cache by then, so the request could not
+            use this memory.
+        oom_reserved_bytes: The bytes that were reserved at the same out-of-memory.
+        oom_requested_bytes: The bytes that the failed allocation requested.
+        limit_bytes: The most bytes that the allocator could reserve.
+        device_allocs: How often the allocator took memory from the device.
+        retries: How often the allocator gave its cache back in order to allocate.
+        ooms: The number of out-of-memory errors.
+        step_us: The median time of a step, without the first step.
+        wall_s: The duration of the run, in seconds.
+        ended_early: Whether the run ended because memory ran out; its numbers then describe a part
+            of the program.
+        lower_bounds: The names of the numbers that may be too low, because the files lack events.
+        failure: Why the run failed, in one line; None if the run did not fail. An out-of-memory
+            error is not a failure.
+        files: The snapshots of the run, and the file with its output.
     """
 
-    peak_reserved_bytes: int | None = None  # the most bytes that the allocator had reserved
-    peak_allocated_bytes: int | None = None  # the most bytes that the program had allocated
-    # The most bytes that were reserved but not allocated at one moment. This memory was cached for
-    # the next request, or too fragmented for it.
+    peak_reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
     peak_unallocated_bytes: int | None = None
-    # The bytes that were reserved but not allocated at the last out-of-memory. The allocator had
-    # given back its cache by then, so the request could not use this memory.
     oom_unallocated_bytes: int | None = None
-    oom_reserved_bytes: int | None = None  # the bytes that were reserved at the same out-of-memory
-    oom_requested_bytes: int | None = None  # the bytes that the failed allocation requested
-    limit_bytes: int | None = None  # the most bytes that the allocator could reserve
-    device_allocs: int | None = None  # how often the allocator took memory from the device
-    retries: int | None = None  # how often the allocator gave its cache back in order to allocate
-    ooms: int | None = None  # the number of out-of-memory errors
-    step_us: float | None = None  # the median time of a step, without the first step
-    wall_s: float | None = None  # the duration of the run, in seconds
-    # Whether the run ended because memory ran out; its numbers then describe a part of the program.
+    oom_reserved_bytes: int | None = None
+    oom_requested_bytes: int | None = None
+    limit_bytes: int | None = None
+    device_allocs: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    step_us: float | None = None
+    wall_s: float | None = None
     ended_early: bool = False
-    # The names of the numbers that may be too low, because the files lack events.
     lower_bounds: list[str] = field(default_factory=list)
-    # Why the run failed, in one line; None if the run did not fail. An out-of-memory error is not a
-    # failure.
     failure: str | None = None
-    # The snapshots of the run, and the file with its output.
     files: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Setting:
-    """One of the compared settings, and its runs."""
+    """One of the compared settings, and its runs.
 
-    name: str  # the setting's name, as given, in the table of the command
-    settings: str  # the complete settings of the allocator, in the form of its environment variable
-    # The outcomes of the runs that have ended, in their order.
+    Attributes:
+        name: The setting's name, as given, in the table of the command.
+        settings: The complete settings of the allocator, in the form of its environment variable.
+        outcomes: The outcomes of the runs that have ended, in their order.
+    """
+
+    name: str
+    settings: str
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
@@ -85,11 +104,15 @@ class Setting:
 
 @dataclass
 class Comparison:
-    """The runs of a program under several settings."""
+    """The runs of a program under several settings.
 
-    settings: list[Setting]  # the settings. All others are compared with the first
-    # What the numbers alone do not show, one sentence each.
+    Attributes:
+        settings: The settings. All others are compared with the first.
+        notes: What the numbers alone do not show, one sentence each.
+        metadata: What was run, and on which machine: `kind`, `program`, `command`, `repeat`,
+            `step_from`, `started`, `order`, `finished`, `backend` and `environment`.
+    """
+
+    settings: list[Setting]
     notes: list[str] = field(default_factory=list)
-    # What was run, and on which machine: `kind`, `program`, `command`, `repeat`, `step_from`,
-    # `started`, `order`, `finished`, `backend` and `environment`.
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -53,7 +53,7 @@ class StackNames:
 class Recorded:
     """A recording whose requests can be compared with those of others."""
 
-    # snapshot, recording: The file, and the requests in it.
+    # The file, and the requests in it.
     snapshot: Snapshot
     recording: Recording
     sizes: Sizes  # the sizes of the program's data

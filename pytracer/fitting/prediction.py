@@ -22,11 +22,15 @@ LEAST, USUAL, MOST = -1, 0, 1  # which bytes are meant of requests that are not 
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest usage of a part of the program."""
+    """The highest usage of a part of the program.
 
-    # The most bytes of blocks, as `max_memory_allocated()` of torch returns it.
+    Attributes:
+        allocated_bytes: The most bytes of blocks, as `max_memory_allocated()` of torch returns it.
+        reserved_bytes: The most bytes of segments, as `max_memory_reserved()` returns it.
+    """
+
     allocated_bytes: int
-    reserved_bytes: int  # the most bytes of segments, as `max_memory_reserved()` returns it
+    reserved_bytes: int
 
 
 @dataclass(frozen=True, eq=False)

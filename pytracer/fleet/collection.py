@@ -33,18 +33,27 @@ class Engine(Protocol):
 
 @dataclass
 class Collected:
-    """What a collection did."""
+    """What a collection did.
 
-    table: str  # the dataset
-    files: int = 0  # the number of files that were found
-    known: int = 0  # the number of them that the dataset had already
-    read: int = 0  # the number of files that were read
-    # The files that cannot be read, with the reasons: those of this collection.
+    Attributes:
+        table: The dataset.
+        files: The number of files that were found.
+        known: The number of them that the dataset had already.
+        read: The number of files that were read.
+        unreadable: The files that cannot be read, with the reasons: those of this collection.
+        lost: The files whose node or process was lost, so that they have to be collected again.
+        errors: Why paths name no file.
+        seconds: How long it took.
+    """
+
+    table: str
+    files: int = 0
+    known: int = 0
+    read: int = 0
     unreadable: list[str] = field(default_factory=list)
-    # The files whose node or process was lost, so that they have to be collected again.
     lost: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # why paths name no file
-    seconds: float = 0.0  # how long it took
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 def collect(

@@ -26,11 +26,16 @@ _NOT_OPTIONS = frozenset(
 
 
 class ModulePhases(NamedTuple):
-    """The names of the phases that `pytracer.annotate_modules` marked: calls of modules."""
+    """The names of the phases that `pytracer.annotate_modules` marked: calls of modules.
 
-    models: frozenset[str]  # the names of the models themselves: their classes
-    paths: frozenset[str]  # the paths of their submodules
-    # The phases by the paths that names of tensors have; None if the file lacks them.
+    Attributes:
+        models: The names of the models themselves: their classes.
+        paths: The paths of their submodules.
+        owners: The phases by the paths that names of tensors have; None if the file lacks them.
+    """
+
+    models: frozenset[str]
+    paths: frozenset[str]
     owners: Mapping[str, str] | None
 
     @property
@@ -40,22 +45,33 @@ class ModulePhases(NamedTuple):
 
 
 class TensorUse(NamedTuple):
-    """What a tensor was used for."""
+    """What a tensor was used for.
 
-    event: int  # the index of the first event after the use
-    address: int  # where the tensor's storage begins
-    # "argument", "result" or "autograd_grad"; "parameter", "buffer" or "optimizer_state", noted as
-    # the block was freed.
+    Attributes:
+        event: The index of the first event after the use.
+        address: Where the tensor's storage begins.
+        role: "argument", "result" or "autograd_grad"; "parameter", "buffer" or "optimizer_state",
+            noted as the block was freed.
+    """
+
+    event: int
+    address: int
     role: str
 
 
 class KeptMemory(NamedTuple):
-    """What an object kept at an earlier step."""
+    """What an object kept at an earlier step.
 
-    device: int  # the index of the device
-    size_bytes: int  # the bytes of the call site, of which the object kept at least half
-    holder: str  # the object
-    # The file, function and line of the call site and of its callers.
+    Attributes:
+        device: The index of the device.
+        size_bytes: The bytes of the call site, of which the object kept at least half.
+        holder: The object.
+        frames: The file, function and line of the call site and of its callers.
+    """
+
+    device: int
+    size_bytes: int
+    holder: str
     frames: tuple[tuple[str, str, int], ...]
 
 
@@ -73,7 +89,12 @@ class Statistics:
 
 @dataclass(frozen=True)
 class DeviceMetadata:
-    """The metadata of a device, with the meanings of docs/reference/snapshot-format.md."""
+    """The metadata of a device, with the meanings of docs/reference/snapshot-format.md.
+
+    Attributes:
+        steps: The boundaries of the steps, as far as they are valid numbers.
+        statistics: None for the CPU and for pinned host memory.
+    """
 
     is_cpu: bool | None = None
     recorded: int | None = None
@@ -85,9 +106,8 @@ class DeviceMetadata:
     free_bytes: int | None = None
     process_bytes: int | None = None
     reserved_bytes: int | None = None
-    # The boundaries of the steps, as far as they are valid numbers.
     steps: Boundaries = field(default_factory=list)
-    statistics: Statistics | None = None  # None for the CPU and for pinned host memory
+    statistics: Statistics | None = None
     _uses: object = field(default=(), repr=False)
 
     @property
@@ -129,11 +149,15 @@ class OomRecord:
 
 @dataclass(frozen=True)
 class Killed:
-    """How a process ended that another one wrote the file for; None: unknown."""
+    """How a process ended that another one wrote the file for; None: unknown.
 
-    # Whether the kernel's out-of-memory killer ended a process of its cgroup.
+    Attributes:
+        by_oom_killer: Whether the kernel's out-of-memory killer ended a process of its cgroup.
+        is_cut: Whether the disk had no space for all that was recorded.
+    """
+
     by_oom_killer: bool | None = None
-    is_cut: bool | None = None  # whether the disk had no space for all that was recorded
+    is_cut: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -151,9 +175,20 @@ class Counts:
 
 @dataclass(frozen=True)
 class FileMetadata:
-    """The metadata that pytracer writes, with the meanings of docs/reference/snapshot-format.md."""
+    """The metadata that pytracer writes, with the meanings of docs/reference/snapshot-format.md.
 
-    # The dictionary in the file, to be passed on as it is; {} in files of other recorders.
+    Attributes:
+        as_written: The dictionary in the file, to be passed on as it is; {} in files of other
+            recorders.
+        devices: By the index of the device.
+        backends: None if the file does not have them.
+        settings: The allocators' settings, in the form of their variables.
+        killed: None if the process wrote the file itself.
+        host_memory: Pairs of a step, and the bytes of host memory that the process had in it.
+        kept_at_steps: What objects kept at an earlier step.
+        given: The value of the option `metadata`.
+    """
+
     as_written: dict[str, Any] = field(default_factory=dict)
     version: str | None = None
     torch: str | None = None
@@ -173,19 +208,17 @@ class FileMetadata:
     waiting: bool | None = None
     window: Window | None = None
     oom: OomRecord | None = None
-    killed: Killed | None = None  # None if the process wrote the file itself
+    killed: Killed | None = None
     stacks: Counts = Counts()
     phases: Counts = Counts()
     tensors: Counts = Counts()
-    # By the index of the device.
     devices: Mapping[int, DeviceMetadata] = field(default_factory=dict)
-    backends: tuple[str, ...] | None = None  # None if the file does not have them
-    settings: tuple[str, ...] = ()  # the allocators' settings, in the form of their variables
+    backends: tuple[str, ...] | None = None
+    settings: tuple[str, ...] = ()
     torch_folders: tuple[str, ...] = ()
-    # Pairs of a step, and the bytes of host memory that the process had in it.
     host_memory: tuple[tuple[int, int], ...] = ()
-    kept_at_steps: tuple[KeptMemory, ...] = ()  # what objects kept at an earlier step
-    given: Mapping[Any, Any] = field(default_factory=dict)  # the value of the option `metadata`
+    kept_at_steps: tuple[KeptMemory, ...] = ()
+    given: Mapping[Any, Any] = field(default_factory=dict)
 
     @property
     def is_pytracers(self) -> bool:

@@ -45,11 +45,17 @@ NO_TIME = -1
 
 
 class Frame(NamedTuple):
-    """One frame of a call stack."""
+    """One frame of a call stack.
 
-    filename: str  # the path of the source file
-    name: str  # the function's name
-    line: int  # the line number
+    Attributes:
+        filename: The path of the source file.
+        name: The function's name.
+        line: The line number.
+    """
+
+    filename: str
+    name: str
+    line: int
 
 
 def compress_constant(column: Column) -> Column:

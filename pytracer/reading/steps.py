@@ -90,10 +90,14 @@ def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]
 
 @dataclass
 class Span:
-    """The time of a step or a phase."""
+    """The time of a step or a phase.
 
-    name: str  # the name of the phase, or "step 3" or "ProfilerStep#3"
-    # begin_us, end_us: Times in microseconds since the Unix epoch.
+    Attributes:
+        name: The name of the phase, or "step 3" or "ProfilerStep#3".
+        begin_us, end_us: Times in microseconds since the Unix epoch.
+    """
+
+    name: str
     begin_us: int
     end_us: int
 

@@ -31,33 +31,42 @@ COMPLETE = (
 
 @dataclass(frozen=True)
 class TriedSetting:
-    """The simulation of a recording under one setting."""
+    """The simulation of a recording under one setting.
 
-    # The placement settings alone, as in "expandable_segments:True"; "defaults" without any; "own
-    # settings (...)" for those of the recording. Given settings: as given.
+    Attributes:
+        name: The placement settings alone, as in "expandable_segments:True"; "defaults" without
+            any; "own settings (...)" for those of the recording. Given settings: as given.
+        settings: All settings, in the form of the allocator's variable.
+        fits: Whether every allocation found memory, also those that failed in the recording.
+        ooms: The number of allocations that found no memory.
+        failed_event: The event of the recording at which the simulation ended, because an
+            allocation found no memory that found some in the recording; None: it did not end there.
+        failed_bytes: The bytes that the last failed allocation requested; None: none failed.
+        peak_reserved_bytes: The most bytes that the allocator had reserved.
+        waste_bytes: The part of these bytes that was not allocated at that moment.
+        waste_at_oom_bytes: The bytes that were reserved and not allocated when the last allocation
+            failed; None: none failed.
+        retries: How often the allocator gave its cache back in order to allocate.
+        device_allocs, device_frees: How often segments were taken from the device and given back.
+        maps, unmaps: How often memory of expandable segments was mapped and unmapped.
+        smallest_device_bytes: The least memory with which every allocation finds memory, to
+            `UNIT_BYTES`; None: not computed for this setting.
+    """
+
     name: str
-    settings: str  # all settings, in the form of the allocator's variable
-    fits: bool  # whether every allocation found memory, also those that failed in the recording
-    ooms: int  # the number of allocations that found no memory
-    # The event of the recording at which the simulation ended, because an allocation found no
-    # memory that found some in the recording; None: it did not end there.
+    settings: str
+    fits: bool
+    ooms: int
     failed_event: int | None
-    # The bytes that the last failed allocation requested; None: none failed.
     failed_bytes: int | None
-    peak_reserved_bytes: int  # the most bytes that the allocator had reserved
-    waste_bytes: int  # the part of these bytes that was not allocated at that moment
-    # The bytes that were reserved and not allocated when the last allocation failed; None: none
-    # failed.
+    peak_reserved_bytes: int
+    waste_bytes: int
     waste_at_oom_bytes: int | None
-    retries: int  # how often the allocator gave its cache back in order to allocate
-    # device_allocs, device_frees: How often segments were taken from the device and given back.
+    retries: int
     device_allocs: int
     device_frees: int
-    # maps, unmaps: How often memory of expandable segments was mapped and unmapped.
     maps: int
     unmaps: int
-    # The least memory with which every allocation finds memory, to `UNIT_BYTES`; None: not computed
-    # for this setting.
     smallest_device_bytes: int | None = None
 
     @property
@@ -75,52 +84,76 @@ class TriedSetting:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """One file of a job with several."""
+    """One file of a job with several.
 
-    path: str  # the file
-    rank: int | None  # the process's rank; None if unknown
-    own: TriedSetting  # the simulation under the recording's own settings
-    why_unknown: str | None  # why the file says nothing about other settings; None if it does
-    # The simulation under the settings that are recommended for the job; None without a
-    # recommendation, or with `why_unknown`.
+    Attributes:
+        path: The file.
+        rank: The process's rank; None if unknown.
+        own: The simulation under the recording's own settings.
+        why_unknown: Why the file says nothing about other settings; None if it does.
+        recommended: The simulation under the settings that are recommended for the job; None
+            without a recommendation, or with `why_unknown`.
+    """
+
+    path: str
+    rank: int | None
+    own: TriedSetting
+    why_unknown: str | None
     recommended: TriedSetting | None
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The settings that a recorded program needs."""
+    """The settings that a recorded program needs.
 
-    path: str  # the file that decides: of several ranks, that of the worst
-    rank: int | None  # the rank of the process that wrote it; None if unknown
-    device: str  # the device, as in "cuda:0"
-    torch_version: str | None  # the version of torch (of torch_npu on an NPU); None if unknown
-    # How much the allocator can reserve; None: unknown, so that no allocation can fail in the
-    # simulation.
+    Attributes:
+        path: The file that decides: of several ranks, that of the worst.
+        rank: The rank of the process that wrote it; None if unknown.
+        device: The device, as in "cuda:0".
+        torch_version: The version of torch (of torch_npu on an NPU); None if unknown.
+        capacity_bytes: How much the allocator can reserve; None: unknown, so that no allocation can
+            fail in the simulation.
+        requests: The number of simulated requests.
+        kind: "change": the recommended settings are better. "keep": no setting is much better than
+            the recording's own. "too large": the program holds more than the capacity, so that no
+            setting helps. "no setting": none of the settings fits, but another allocator might.
+            "can't tell": a simulation of the recording's own settings does not reproduce the
+            recording, or the difference is within the error bar. "leak": memory is kept from step
+            to step, which no setting stops.
+        answer: The answer, in a sentence.
+        command: The line to paste into a shell; "" without a change.
+        why: The figures that decided, in sentences.
+        needed_bytes: The most bytes that the program requested and held at one moment, with the
+            allocation that failed.
+        deviation: How far a simulation of the recording's own settings is from the recording.
+        own: The simulation under the recording's own settings.
+        recommended: The simulation under the recommended settings; None without a change.
+        settings: The given settings, which were simulated and no others; []: many were searched.
+        tried: All simulated settings, the best first.
+        ranks: The files of a job with several; [] for one file.
+        notes: What makes the answer inexact, or what could not be judged.
+        is_estimate: Whether allocations were left out or scaled.
+    """
+
+    path: str
+    rank: int | None
+    device: str
+    torch_version: str | None
     capacity_bytes: int | None
-    requests: int  # the number of simulated requests
-    # "change": the recommended settings are better. "keep": no setting is much better than the
-    # recording's own. "too large": the program holds more than the capacity, so that no setting
-    # helps. "no setting": none of the settings fits, but another allocator might. "can't tell": a
-    # simulation of the recording's own settings does not reproduce the recording, or the difference
-    # is within the error bar. "leak": memory is kept from step to step, which no setting stops.
+    requests: int
     kind: str
-    answer: str  # the answer, in a sentence
-    command: str  # the line to paste into a shell; "" without a change
-    why: str  # the figures that decided, in sentences
-    # The most bytes that the program requested and held at one moment, with the allocation that
-    # failed.
+    answer: str
+    command: str
+    why: str
     needed_bytes: int
-    # How far a simulation of the recording's own settings is from the recording.
     deviation: Deviation
-    own: TriedSetting  # the simulation under the recording's own settings
-    # The simulation under the recommended settings; None without a change.
+    own: TriedSetting
     recommended: TriedSetting | None
-    # The given settings, which were simulated and no others; []: many were searched.
     settings: list[str]
-    tried: list[TriedSetting]  # all simulated settings, the best first
-    ranks: list[RankOutcome]  # the files of a job with several; [] for one file
-    notes: list[str]  # what makes the answer inexact, or what could not be judged
-    is_estimate: bool  # whether allocations were left out or scaled
+    tried: list[TriedSetting]
+    ranks: list[RankOutcome]
+    notes: list[str]
+    is_estimate: bool
 
 
 def answered(

@@ -17,17 +17,27 @@ class Deviation:
     """How far the simulation of a recording's own settings and limit is from the recording.
 
     The deviation is the error bar of all simulations of the recording. It compares reserved bytes.
+
+    Attributes:
+        requests: The number of compared allocations and frees.
+        equal: After how many of them both have reserved the same.
+        missed: The number of allocations and frees that the simulation did not reach.
+        largest_bytes: The largest difference; positive: the simulation has reserved more.
+        largest_event: The event of the recording with the largest difference; None: there is no
+            difference.
+        mean_bytes: The mean of the absolute differences.
+        peak_bytes: The difference of the peaks.
+        peak_share: The difference of the peaks as a share of the recording's peak.
     """
 
-    requests: int  # the number of compared allocations and frees
-    equal: int  # after how many of them both have reserved the same
-    missed: int  # the number of allocations and frees that the simulation did not reach
-    largest_bytes: int  # the largest difference; positive: the simulation has reserved more
-    # The event of the recording with the largest difference; None: there is no difference.
+    requests: int
+    equal: int
+    missed: int
+    largest_bytes: int
     largest_event: int | None
-    mean_bytes: float  # the mean of the absolute differences
-    peak_bytes: int  # the difference of the peaks
-    peak_share: float  # the difference of the peaks as a share of the recording's peak
+    mean_bytes: float
+    peak_bytes: int
+    peak_share: float
 
 
 @dataclass(frozen=True)

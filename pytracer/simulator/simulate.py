@@ -18,8 +18,8 @@ class Simulated:
     # The allocated bytes when the reserved bytes first had their peak. Blocks have their rounded
     # sizes; a block that was left (`LEAVE`) does not count.
     allocated_at_peak_bytes: int
-    # device_allocs, device_frees, maps, unmaps: The calls to the device; `maps` and `unmaps` are
-    # those of expandable segments, each of one range of pages.
+    # The calls to the device; `maps` and `unmaps` are those of expandable segments, each of one
+    # range of pages.
     device_allocs: int
     device_frees: int
     maps: int
@@ -29,7 +29,7 @@ class Simulated:
     failed_request: int | None
     fitted: int  # the number of `FAIL` that found memory. It was freed again
     oom_requests: Column  # int64, the `ALLOCATE` and `FAIL` that found no memory
-    # reserved_bytes, allocated_bytes: int64, the values after each request, where asked for.
+    # int64, the values after each request, where asked for.
     reserved_bytes: Column | None = None
     allocated_bytes: Column | None = None
 

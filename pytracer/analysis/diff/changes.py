@@ -24,32 +24,41 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """The memory of a call site, phase, category or module, before and after."""
+    """The memory of a call site, phase, category or module, before and after.
 
-    # What held the memory in the baseline: the frame of a call site, or the name of a phase,
-    # category or module. None if only the new recording has it, for blocks without a stack, for
-    # blocks of no known module, and as a phase for blocks that are older than the trace. The phase
-    # "" is no phase.
+    Attributes:
+        before: What held the memory in the baseline: the frame of a call site, or the name of a
+            phase, category or module. None if only the new recording has it, for blocks without a
+            stack, for blocks of no known module, and as a phase for blocks that are older than the
+            trace. The phase "" is no phase.
+        after: As `before`, but in the new recording.
+        matched_by: The rule that matched call sites: "line"; "function": another line of the same
+            function; "path" or "file name": a file in another folder; None for others, and if only
+            one side has the call site.
+        kind: "new" or "gone" if only one side has it; else "grown", "shrunk" or "same", by
+            `delta_bytes`.
+        before_bytes: The bytes of its blocks that were active at the compared sample of the
+            baseline. With several pairs of files, the mean over all pairs.
+        after_bytes: As `before_bytes`, but of the new recording.
+        delta_bytes: `after_bytes - before_bytes`.
+        before_count: In the baseline, the number of these blocks for a call site, a category or a
+            module, and the number of allocations in the trace for a phase. With several pairs of
+            files, the mean.
+        after_count: As `before_count`, but in the new recording.
+        largest_in: With several pairs of files, the pair with the largest delta; else None.
+        largest_delta_bytes: With several pairs of files, the delta of that pair; else None.
+    """
+
     before: Frame | str | None
-    after: Frame | str | None  # as `before`, but in the new recording
-    # The rule that matched call sites: "line"; "function": another line of the same function;
-    # "path" or "file name": a file in another folder; None for others, and if only one side has the
-    # call site.
+    after: Frame | str | None
     matched_by: Rule | None
-    # "new" or "gone" if only one side has it; else "grown", "shrunk" or "same", by `delta_bytes`.
     kind: Kind
-    # The bytes of its blocks that were active at the compared sample of the baseline. With several
-    # pairs of files, the mean over all pairs.
     before_bytes: int
-    after_bytes: int  # as `before_bytes`, but of the new recording
-    delta_bytes: int  # `after_bytes - before_bytes`
-    # In the baseline, the number of these blocks for a call site, a category or a module, and the
-    # number of allocations in the trace for a phase. With several pairs of files, the mean.
+    after_bytes: int
+    delta_bytes: int
     before_count: int
-    after_count: int  # as `before_count`, but in the new recording
-    # With several pairs of files, the pair with the largest delta; else None.
+    after_count: int
     largest_in: str | None
-    # With several pairs of files, the delta of that pair; else None.
     largest_delta_bytes: int | None
 
     @property

@@ -29,19 +29,23 @@ _COUNTS = ("allocs", "frees", "device_allocs", "device_frees", "ooms", "retries"
 
 @dataclass(frozen=True)
 class DevicePair:
-    """Two devices that are compared, and the data that both have."""
+    """Two devices that are compared, and the data that both have.
 
-    place: str  # what the files are of, as in "step 3, rank 0"
+    Attributes:
+        place: What the files are of, as in "step 3, rank 0".
+        reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
+        uncertain: The sides whose peaks may be higher than shown, and by how many bytes at most.
+        held: What "sites", "phases", "categories" and "modules" hold, of those that both have.
+    """
+
+    place: str
     baseline: SnapshotSummary
     new: SnapshotSummary
     before: DeviceSummary
     after: DeviceSummary
-    # reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
     reasons: list[str]
     notes: list[str]
-    # The sides whose peaks may be higher than shown, and by how many bytes at most.
     uncertain: list[tuple[str, int]]
-    # What "sites", "phases", "categories" and "modules" hold, of those that both have.
     held: Mapping[str, Pair[Any]]
 
 

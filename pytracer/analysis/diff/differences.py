@@ -10,19 +10,24 @@ At = Literal["peak", "end"]
 
 @dataclass(frozen=True)
 class OptionChange:
-    """A version, option or setting that differs between two snapshots."""
+    """A version, option or setting that differs between two snapshots.
 
-    # The name, as in "torch", "metadata.lr" or "allocator_settings.expandable_segments". The name
-    # "pytracer" alone means that one file has no metadata of pytracer, and "allocator_settings"
-    # alone means that one file has no allocator settings.
+    Attributes:
+        name: The name, as in "torch", "metadata.lr" or "allocator_settings.expandable_segments".
+            The name "pytracer" alone means that one file has no metadata of pytracer, and
+            "allocator_settings" alone means that one file has no allocator settings.
+        before: The value in the baseline, as text; None if the baseline does not have it.
+        after: The value in the new snapshot, as text; None if the new snapshot does not have it.
+        falsifies: Which part of the comparison shows the options instead of the program, as a
+            sentence; "" if none does.
+        pairs: The number of pairs of files with this difference.
+    """
+
     name: str
-    before: str | None  # the value in the baseline, as text; None if the baseline does not have it
-    # The value in the new snapshot, as text; None if the new snapshot does not have it.
+    before: str | None
     after: str | None
-    # Which part of the comparison shows the options instead of the program, as a sentence; "" if
-    # none does.
     falsifies: str
-    pairs: int  # the number of pairs of files with this difference
+    pairs: int
 
 
 @dataclass(frozen=True)
@@ -41,54 +46,71 @@ class DeviceDifference:
 
     In directories, a difference has all devices of one kind. Files of one phase count only if there
     are no others.
+
+    Attributes:
+        before: The name of the baseline's device, as in "cuda:0"; "cuda" for several devices.
+        after: The name of the new recording's device, in the same form.
+        pairs: The number of pairs of files. With several, all figures are means over the pairs.
+        at: "peak" if each device is compared at its own peak of allocated bytes, "end" if devices
+            are compared when the snapshots were taken. Of several pairs, some are at their peaks.
+        reasons: Why devices are compared at the end; [] if all are compared at their peaks.
+        notes: What is unknown, as sentences: why a peak is not certain, why call sites or phases
+            are missing.
+        is_certain: Whether all peaks are certain; true if the devices are compared at the end. If
+            a peak may have been visibly higher, `notes` has its bound.
+        amounts: For each name an `Amount`: the values of the compared sample, the largest reserved
+            bytes, and the counts of events.
+        sites: The call sites, the largest difference first; [] if only one side has stacks.
+        phases: The phases, the largest difference first; [] if `at` is "end", or if only one side
+            has phases.
+        categories: The categories, the largest difference first; [] if a file does not have the
+            owners of blocks.
+        modules: The modules, the largest difference first; [] if a file has no phases of modules
+            (`pytracer.annotate_modules`).
     """
 
-    before: str  # the name of the baseline's device, as in "cuda:0"; "cuda" for several devices
-    after: str  # the name of the new recording's device, in the same form
-    pairs: int  # the number of pairs of files. With several, all figures are means over the pairs
-    # "peak" if each device is compared at its own peak of allocated bytes, "end" if devices are
-    # compared when the snapshots were taken. Of several pairs, some are at their peaks.
+    before: str
+    after: str
+    pairs: int
     at: At
-    reasons: list[str]  # why devices are compared at the end; [] if all are compared at their peaks
-    # What is unknown, as sentences: why a peak is not certain, why call sites or phases are
-    # missing.
+    reasons: list[str]
     notes: list[str]
-    # Whether all peaks are certain; true if the devices are compared at the end. If a peak may have
-    # been visibly higher, `notes` has its bound.
     is_certain: bool
-    # For each name an `Amount`: the values of the compared sample, the largest reserved bytes, and
-    # the counts of events.
     amounts: dict[str, Amount]
-    # The call sites, the largest difference first; [] if only one side has stacks.
     sites: list[Change]
-    # The phases, the largest difference first; [] if `at` is "end", or if only one side has phases.
     phases: list[Change]
-    # The categories, the largest difference first; [] if a file does not have the owners of blocks.
     categories: list[Change]
-    # The modules, the largest difference first; [] if a file has no phases of modules
-    # (`pytracer.annotate_modules`).
     modules: list[Change]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two files, or between the files of two directories."""
+    """The difference between two files, or between the files of two directories.
 
-    baseline: str  # the path of the baseline
-    new: str  # the path of the new recording
-    pairs: int  # the number of pairs of files: 1 for two files
-    # The differences in options, in versions, in the allocator's settings and in the user's
-    # metadata. Those that falsify the comparison come first.
+    Attributes:
+        baseline: The path of the baseline.
+        new: The path of the new recording.
+        pairs: The number of pairs of files: 1 for two files.
+        metadata: The differences in options, in versions, in the allocator's settings and in the
+            user's metadata. Those that falsify the comparison come first.
+        files: The allocated bytes of each pair of files at the compared sample, by step, phase and
+            process, as in "step 3, rank 0", and by device if the files have several; [] for two
+            files. The counts are those of allocations.
+        devices: One difference for each device of two files, or for each kind of device of two
+            directories.
+        only_baseline: The files of the baseline without a match, and the devices that only the
+            baseline's file of a pair has.
+        only_new: The new files without a match, and the devices that only the new file of a pair
+            has.
+        errors: Why files could not be compared.
+    """
+
+    baseline: str
+    new: str
+    pairs: int
     metadata: list[OptionChange]
-    # The allocated bytes of each pair of files at the compared sample, by step, phase and process,
-    # as in "step 3, rank 0", and by device if the files have several; [] for two files. The counts
-    # are those of allocations.
     files: list[Change]
-    # One difference for each device of two files, or for each kind of device of two directories.
     devices: list[DeviceDifference]
-    # The files of the baseline without a match, and the devices that only the baseline's file of a
-    # pair has.
     only_baseline: list[str]
-    # The new files without a match, and the devices that only the new file of a pair has.
     only_new: list[str]
-    errors: list[str]  # why files could not be compared
+    errors: list[str]

@@ -15,11 +15,17 @@ from pytracer.text import number, parsed_size, size
 
 @dataclass(frozen=True)
 class Limit:
-    """How much more memory a new recording may take than its baseline."""
+    """How much more memory a new recording may take than its baseline.
 
-    text: str  # the limit as the user wrote it, as in "5%"
-    share: float = 0  # the share of the baseline's memory; 0 for a limit in bytes
-    count_bytes: int = 0  # the number of bytes; 0 for a share
+    Attributes:
+        text: The limit as the user wrote it, as in "5%".
+        share: The share of the baseline's memory; 0 for a limit in bytes.
+        count_bytes: The number of bytes; 0 for a share.
+    """
+
+    text: str
+    share: float = 0
+    count_bytes: int = 0
 
     def allowed(self, before_bytes: float) -> float:
         """Return the most bytes that are within the limit."""
@@ -49,17 +55,22 @@ Verdict = Literal["over", "within", "unknown"]
 
 @dataclass(frozen=True)
 class LimitCheck:
-    """Whether a new recording takes more memory than its baseline, beyond a limit."""
+    """Whether a new recording takes more memory than its baseline, beyond a limit.
 
-    # "over": an amount is certainly over the limit; "within": all are certainly within; "unknown":
-    # the files do not tell.
+    Attributes:
+        verdict: "over": an amount is certainly over the limit; "within": all are certainly within;
+            "unknown": the files do not tell.
+        reason: The sentence that `pytracer diff --fail-over` prints.
+        limit: The limit, as the user wrote it.
+        amount: "peak allocated", "peak reserved" or "allocated at the end": the amount that
+            decided, the largest growth; None if nothing was compared.
+        before_bytes, after_bytes: This amount in the baseline and in the new recording.
+    """
+
     verdict: Verdict
-    reason: str  # the sentence that `pytracer diff --fail-over` prints
-    limit: str  # the limit, as the user wrote it
-    # "peak allocated", "peak reserved" or "allocated at the end": the amount that decided, the
-    # largest growth; None if nothing was compared.
+    reason: str
+    limit: str
     amount: str | None
-    # before_bytes, after_bytes: This amount in the baseline and in the new recording.
     before_bytes: int | None
     after_bytes: int | None
 

@@ -51,8 +51,8 @@ class Observation:
     later: Lives | None = None
     # bool, whether each of them is a parameter or a buffer.
     later_is_of_model: Column = field(default_factory=lambda: np.zeros(0, bool))
-    # older_death, older_bytes: int64, the slot of the release and the size of each block that is
-    # older than the first slot, whose stack is unknown.
+    # int64, the slot of the release and the size of each block that is older than the first slot,
+    # whose stack is unknown.
     older_death: Column = field(default_factory=lambda: np.zeros(0, np.int64))
     older_bytes: Column = field(default_factory=lambda: np.zeros(0, np.int64))
     kept_before: Sequence[KeptMemory] = ()  # what objects kept at an earlier step

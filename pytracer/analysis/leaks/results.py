@@ -33,83 +33,110 @@ OF_MODEL = "the model"
 
 @dataclass(frozen=True)
 class Growth:
-    """Memory of one call site that grew and was not released."""
+    """Memory of one call site that grew and was not released.
 
-    verdict: Verdict  # "leak", or "unknown" if the growth is not certainly a leak
-    reason: str  # why the verdict is "unknown"; "" for a leak
-    # "kept" if the blocks themselves stay, as in a list that grows; "replaced" if each block is
-    # replaced by a larger one, as with `torch.cat`.
+    Attributes:
+        verdict: "leak", or "unknown" if the growth is not certainly a leak.
+        reason: Why the verdict is "unknown"; "" for a leak.
+        kind: "kept" if the blocks themselves stay, as in a list that grows; "replaced" if each
+            block is replaced by a larger one, as with `torch.cat`.
+        frames: The call site and its callers in the program, innermost first, as far as all blocks
+            share them; [] if the stacks are unknown.
+        phase: The phase in which all blocks were allocated, "" if some have none; None if they
+            have several, or if it is unknown.
+        bytes_per_step: The growth per step (Theil-Sen estimate). Without steps: per second, or
+            per file; see `unit` of the device.
+        least_bytes_per_step, most_bytes_per_step: The 95% confidence interval of the growth.
+        growths: The number of observed steps in which the memory grew.
+        period_steps: The median number of steps from one growth to the next.
+        first_step: The step of the first growth in the file; None without steps.
+        is_older: Whether the growth began before the first event of the file.
+        held_bytes: The bytes that these blocks held at the end of the last step.
+        blocks: The number of these blocks.
+        kept_by: The Python object that keeps at least half of these bytes, as the `holder` of
+            `Group`, or `OF_MODEL`; None if there is none, or if it is unknown.
+        kept_bytes: What it kept at an earlier step, if only that is known; else None.
+    """
+
+    verdict: Verdict
+    reason: str
     kind: Literal["kept", "replaced"]
-    # The call site and its callers in the program, innermost first, as far as all blocks share
-    # them; [] if the stacks are unknown.
     frames: tuple[Frame, ...]
-    # The phase in which all blocks were allocated, "" if some have none; None if they have several,
-    # or if it is unknown.
     phase: str | None
-    # The growth per step (Theil-Sen estimate). Without steps: per second, or per file; see `unit`
-    # of the device.
     bytes_per_step: float
-    # least_bytes_per_step, most_bytes_per_step: The 95% confidence interval of the growth.
     least_bytes_per_step: float
     most_bytes_per_step: float
-    growths: int  # the number of observed steps in which the memory grew
-    period_steps: float  # the median number of steps from one growth to the next
-    first_step: int | None  # the step of the first growth in the file; None without steps
-    is_older: bool  # whether the growth began before the first event of the file
-    held_bytes: int  # the bytes that these blocks held at the end of the last step
-    blocks: int  # the number of these blocks
-    # The Python object that keeps at least half of these bytes, as the `holder` of `Group`, or
-    # `OF_MODEL`; None if there is none, or if it is unknown.
+    growths: int
+    period_steps: float
+    first_step: int | None
+    is_older: bool
+    held_bytes: int
+    blocks: int
     kept_by: str | None
-    # What it kept at an earlier step, if only that is known; else None.
     kept_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Release:
-    """Memory of one call site that grew during some steps, but is no leak."""
+    """Memory of one call site that grew during some steps, but is no leak.
 
-    frames: tuple[Frame, ...]  # as in `Growth`
-    most_bytes: int  # the most bytes that blocks of the call site held at the end of a step
-    reason: str  # why the memory is no leak
+    Attributes:
+        frames: As in `Growth`.
+        most_bytes: The most bytes that blocks of the call site held at the end of a step.
+        reason: Why the memory is no leak.
+    """
+
+    frames: tuple[Frame, ...]
+    most_bytes: int
+    reason: str
 
 
 @dataclass(frozen=True)
 class DeviceLeaks:
-    """The search for leaks on one device of one process."""
+    """The search for leaks on one device of one process.
 
-    verdict: Verdict  # "leak"; "none": nothing kept growing; "unknown": the files do not tell
-    reason: str  # why the verdict is "none" or "unknown"; "" for a leak
-    device: str  # the device's name, as in "cuda:0"
-    # rank, pid: The process; None if unknown.
+    Attributes:
+        verdict: "leak"; "none": nothing kept growing; "unknown": the files do not tell.
+        reason: Why the verdict is "none" or "unknown"; "" for a leak.
+        device: The device's name, as in "cuda:0".
+        rank, pid: The process; None if unknown.
+        path: The file that decided; the last file if several files together decided.
+        files: The number of files that decided.
+        unit: What the growth was observed over: "step"; "second" or "slice" (a 24th of the events)
+            in files without steps; "file" if only the ends of files without steps were compared.
+        first, last: The first and the last observed step; None without steps.
+        observed: The number of observed complete steps, time slices or files.
+        begin_bytes, end_bytes: The allocated bytes at the end of the first and of the last
+            observed step.
+        growths: The growths, leaks first, the largest first.
+        releases: The largest memory that grew for some steps, but is no leak; at most five.
+        bytes_per_step: The sum of the growth per step of all leaks; 0 without a leak.
+        available_bytes: The bytes from the peak of a step at the end of the file to the limit of
+            the process: the memory of the device that no other process held, and at most the memory
+            fraction. Negative if the limit has become lower; None if unknown, or without steps.
+        exhausted_step: The first step in which the leaks will have taken more than
+            `available_bytes`; None if unknown, without a leak, or if memory has already run out.
+        oom_step: The step in which memory ran out, if it is the last one of the file; else None.
+    """
+
+    verdict: Verdict
+    reason: str
+    device: str
     rank: int | None
     pid: int | None
-    path: str  # the file that decided; the last file if several files together decided
-    files: int = 1  # the number of files that decided
-    # What the growth was observed over: "step"; "second" or "slice" (a 24th of the events) in files
-    # without steps; "file" if only the ends of files without steps were compared.
+    path: str
+    files: int = 1
     unit: Literal["step", "second", "slice", "file"] = "step"
-    # first, last: The first and the last observed step; None without steps.
     first: int | None = None
     last: int | None = None
-    observed: int = 0  # the number of observed complete steps, time slices or files
-    # begin_bytes, end_bytes: The allocated bytes at the end of the first and of the last observed
-    # step.
+    observed: int = 0
     begin_bytes: int | None = None
     end_bytes: int | None = None
-    # The growths, leaks first, the largest first.
     growths: list[Growth] = field(default_factory=list)
-    # The largest memory that grew for some steps, but is no leak; at most five.
     releases: list[Release] = field(default_factory=list)
-    bytes_per_step: float = 0  # the sum of the growth per step of all leaks; 0 without a leak
-    # The bytes from the peak of a step at the end of the file to the limit of the process: the
-    # memory of the device that no other process held, and at most the memory fraction. Negative if
-    # the limit has become lower; None if unknown, or without steps.
+    bytes_per_step: float = 0
     available_bytes: int | None = None
-    # The first step in which the leaks will have taken more than `available_bytes`; None if
-    # unknown, without a leak, or if memory has already run out.
     exhausted_step: int | None = None
-    # The step in which memory ran out, if it is the last one of the file; else None.
     oom_step: int | None = None
 
     @property
@@ -156,11 +183,16 @@ def in_order(growths: Iterable[Growth]) -> list[Growth]:
 
 @dataclass(frozen=True)
 class LeakReport:
-    """The search for leaks in all files."""
+    """The search for leaks in all files.
 
-    # "leak" if a device has one; else "unknown" if that of a device is unknown; else "none".
+    Attributes:
+        verdict: "leak" if a device has one; else "unknown" if that of a device is unknown; else
+            "none".
+        devices: The result for each device of each process.
+    """
+
     verdict: Verdict
-    devices: list[DeviceLeaks]  # the result for each device of each process
+    devices: list[DeviceLeaks]
 
 
 def rate_text(device: DeviceLeaks, count_bytes: float) -> str:

@@ -19,6 +19,8 @@ _SMALL_PART = 64  # a request is small if it is less than this part, 1/64, of th
 
 _LEAST_REPLACED = 16  # the least number of blocks that a line has to replace by larger ones
 
+_LEAST_SIZES = 8  # the least number of sizes of requests that grow little by little
+
 _MOSTLY = 0.9  # the part of the steps in which a line requests more than in the one before
 
 _EVEN = 1.1
@@ -123,6 +125,8 @@ def _without_small(size_bytes: Column, alloc: Column) -> Column:
 
 def _grows(size: Column) -> bool:
     """Return whether requests become larger and larger, also if several lists grow alternately."""
+    if len(np.unique(size)) < _LEAST_SIZES:
+        return False
     is_steady = np.count_nonzero(size[1:] >= size[:-1]) >= 0.9 * (len(size) - 1)
     early, late = size[len(size) // 4], size[3 * len(size) // 4]
     is_little = np.median(size[1:] / np.maximum(size[:-1], 1)) <= _LARGER

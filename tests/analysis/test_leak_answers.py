@@ -261,6 +261,22 @@ def test_the_step_in_which_memory_ran_out() -> None:
     assert device.exhausted_step is not None
 
 
+@pytest.mark.parametrize("is_model", [False, True])
+def test_only_what_is_no_parameter_may_be_kept_by_a_graph(is_model: bool) -> None:
+    # GIVEN one list that keeps the memory of two lines: graphs, or copies of a model
+    def step(program: Program, number: int) -> None:
+        for line, name in ((LINE, "weight"), (OTHER, "bias")):
+            address = program.alloc(SIZE, line)
+            program.hold(address, f"kept[{number}] of main()")
+            if is_model:
+                program.own(address, "parameter", "module", name)
+
+    # THEN only of a graph the answer says how to drop it
+    found = leaks_of(observed(step))
+    assert found[0].is_of_model == is_model
+    assert ("detach() do not" in remedy(found)) != is_model
+
+
 @pytest.mark.parametrize(("free_mib", "verdict"), [(None, "none"), (100, "none"), (5, "leak")])
 def test_a_container_with_a_bound(free_mib: int | None, verdict: str) -> None:
     # GIVEN a container that has 60 of at most 300 items of 64 KiB: 15 MiB more when it is full

@@ -122,11 +122,10 @@ class _Search:
                 continue
             per_growth = growth.bytes_per_step * growth.period_steps
             if 2 * np.median(grown) >= min(per_growth, growth.held_bytes):
-                if growth.kept_by is not None and " of " in growth.kept_by:  # what keeps models
-                    yield growth
-                    continue
-                names = growth.kept_by
-                yield replace(growth, kept_by=OF_MODEL if names is None else _of_model(names))
+                kept_by = growth.kept_by
+                if kept_by is None or " of " not in kept_by:  # else it is what keeps models
+                    kept_by = OF_MODEL if kept_by is None else _of_model(kept_by)
+                yield replace(growth, kept_by=kept_by, is_of_model=True)
 
     def examine(self, group: Lives, divisions: int = 0) -> bool:
         """Add what is found in a group; return whether a leak was.

@@ -56,6 +56,7 @@ class Growth:
         kept_by: The Python object that keeps at least half of these bytes, as the `holder` of
             `Group`, or `OF_MODEL`; None if there is none, or if it is unknown.
         kept_bytes: What it kept at an earlier step, if only that is known; else None.
+        is_of_model: Whether the blocks are parameters and buffers.
     """
 
     verdict: Verdict
@@ -74,6 +75,7 @@ class Growth:
     blocks: int
     kept_by: str | None
     kept_bytes: int | None = None
+    is_of_model: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,9 +275,10 @@ def remedy(growths: Sequence[Growth]) -> str:
     if bound_of(holder):
         full = sum(map(bytes_when_full, growths))
         return f"let {holder} keep fewer items: they take {size(full)} when it is full"
-    # All that a graph keeps has the holder of the graph.
+    # All that a graph keeps has the holder of the graph; parameters of a model have theirs, too.
     lines = {growth.frames[0] for growth in growths if growth.frames}
     is_graph = len(lines) > 1 and len({growth.kept_by for growth in growths}) == 1
+    is_graph &= not any(growth.is_of_model for growth in growths)
     return look_at(holder, "the memory", is_graph=is_graph)
 
 

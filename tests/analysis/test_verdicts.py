@@ -440,10 +440,17 @@ def test_blocks_that_are_freed_before_the_next_larger_one() -> None:
     assert found.replaced == 0
 
 
-@pytest.mark.parametrize(("blocks", "replaced"), [(15, 0), (16, 15)])
-def test_the_least_number_of_replaced_blocks(blocks: int, replaced: int) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "replaced"),
+    [
+        ([*range(1, 16)], 0),  # too few
+        ([*range(1, 17)], 15),
+        ([1] * 8 + [4] * 8, 0),  # two kinds of blocks that one line makes, one after the other
+    ],
+)
+def test_blocks_that_are_replaced_by_larger_ones(sizes: list[int], replaced: int) -> None:
     program, kept = Program(), None
-    for size in range(1, blocks + 1):
+    for size in sizes:
         new = program.alloc(size * UNIT, LINE)
         if kept is not None:
             program.free(kept)

@@ -16,8 +16,8 @@ from pytracer.analysis.holder_names import (
     INSIDE,
     ITEM,
     is_garbage,
-    is_of_exception,
     is_of_forward,
+    is_of_last_exception,
     is_variable,
     look_at,
     outermost_name,
@@ -33,7 +33,7 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.lowering import lowering
 from pytracer.analysis.oom_verdict_kinds import Verdict
-from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.ooms import OutOfMemory, is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
@@ -142,8 +142,10 @@ def advise_after_oom(
     else:
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and memory.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
-        lower = _dropping(memory.keepers) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
-        of_items = [] if kinds & _OF_REQUESTS else _of_items(memory, least)
+        lower = (
+            _dropping(data, memory.keepers) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
+        )
+        of_items = [] if kinds & _OF_REQUESTS else _of_items(data, memory, least)
         has_reason = lower + of_items != []
         less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
@@ -262,7 +264,7 @@ def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
     return [Suggestion(f"pytracer recommend {path}", why)]
 
 
-def _of_items(memory: Memory, least: float) -> list[Suggestion]:
+def _of_items(data: DeviceData, memory: Memory, least: float) -> list[Suggestion]:
     """Return where to look if a list's items, or several graphs, keep this part of the memory."""
     held_bytes = sum(each.size_bytes for each in memory.categories)
     # The parameters and states of models in a list are used.
@@ -270,8 +272,8 @@ def _of_items(memory: Memory, least: float) -> list[Suggestion]:
     size_bytes, most = max(kept, key=lambda pair: pair[0], default=(0, None))
     if most is None or size_bytes < least * held_bytes:
         return []
-    name = most.name
-    if is_garbage(name) or is_of_exception(name) or is_of_forward(name) or not tells_where(name):
+    name, is_failed = most.name, is_of_failure(data)
+    if is_garbage(name) or is_failed(name) or is_of_forward(name) or not tells_where(name):
         return []
     is_graph = 2 * most.activation_bytes > size_bytes
     outer = outermost_name(name)
@@ -281,16 +283,22 @@ def _of_items(memory: Memory, least: float) -> list[Suggestion]:
     return [Suggestion("", f"{sentence(text)}.")]
 
 
-def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
+def _dropping(data: DeviceData, keepers: Sequence[Keeper]) -> list[Suggestion]:
     """Return how to drop what the program does not use any more."""
-    garbage, failed = (bytes_of_keepers(keepers, each) for each in (is_garbage, is_of_exception))
+    garbage, failed, last = (
+        bytes_of_keepers(keepers, each)
+        for each in (is_garbage, is_of_failure(data), is_of_last_exception)
+    )
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
+        how = "Try again outside of `except`, without the exception"
+        if 2 * last > failed:
+            how = "Run a cell that fails, such as `1/0`, then gc.collect(), to drop the exception"
         why = f"the functions that have failed keep {size(failed)} until it is dropped."
-        found.append(Suggestion("", f"Try again outside of `except`, without the exception: {why}"))
+        found.append(Suggestion("", f"{how}: {why}"))
     return found
 
 

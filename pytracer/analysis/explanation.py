@@ -22,7 +22,7 @@ from pytracer.analysis.device_data import DeviceData, chosen_devices, device_dat
 from pytracer.analysis.earlier_requests import earlier_requests
 from pytracer.analysis.free_segments import fits_without
 from pytracer.analysis.held_memory import HeldMemory, held_memory
-from pytracer.analysis.holder_names import is_garbage, is_of_exception
+from pytracer.analysis.holder_names import is_garbage
 from pytracer.analysis.holders import (
     Holder,
     Keeper,
@@ -38,6 +38,7 @@ from pytracer.analysis.oom_verdict_kinds import LEAK, Surroundings, Verdict
 from pytracer.analysis.oom_verdicts import verdicts
 from pytracer.analysis.ooms import (
     OutOfMemory,
+    is_of_failure,
     is_oom_snapshot,
     limit_bytes_of,
     out_of_memories,
@@ -354,9 +355,9 @@ def _surroundings(
         why_no_history=why,
         leaks=_leaks(data) if may_leak else None,
         garbage_bytes=bytes_of_keepers(keepers, is_garbage),
-        exception_bytes=bytes_of_keepers(keepers, is_of_exception),
+        exception_bytes=bytes_of_keepers(keepers, is_of_failure(data)),
         fits_without_garbage=_fits_without(oom, held, is_garbage),
-        fits_without_exception=_fits_without(oom, held, is_of_exception),
+        fits_without_exception=_fits_without(oom, held, is_of_failure(data)),
         earlier=earlier_requests(data, oom.event) if why is None else None,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, categories) if why is None else None,

@@ -16,10 +16,9 @@ TEMPORARY = "a temporary value"  # of an expression that is computed, without a 
 UNTIL = "until "  # of memory that was freed before the file was written: releases.py
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
-_OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
 _VARIABLE = re.compile(r"\w+ of (?:.*\(\)|module __main__)")
 _OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
-_OF_LAST = re.compile(rf", which (the traceback of )?last_\w+{_OF_PYTHON}$")
+_OF_LAST = re.compile(r", which (the traceback of )?last_\w+ of module sys keeps$")
 """What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
 
 # An item is a number or a text in quotes, which may have brackets itself; or in the name of a
@@ -41,9 +40,17 @@ def is_garbage(holder: str) -> bool:
     return holder.endswith(_IS_GARBAGE)
 
 
-def is_of_exception(holder: str) -> bool:
-    """Return whether an exception that the program could drop keeps memory."""
-    return _OF_EXCEPTION in holder and not holder.endswith(_OF_PYTHON)
+def is_of_exception(holder: str, *, may_go_on: bool = False) -> bool:
+    """Return whether an exception that the program could drop keeps memory.
+
+    The last uncaught exception is one if the program may go on after it, as in a notebook.
+    """
+    return may_go_on if is_of_last_exception(holder) else _OF_EXCEPTION in holder
+
+
+def is_of_last_exception(holder: str) -> bool:
+    """Return whether the last uncaught exception keeps memory."""
+    return _OF_LAST.search(holder) is not None
 
 
 def is_of_forward(holder: str) -> bool:

@@ -3,7 +3,9 @@
 Each has what was requested, what was free, and whether the free memory was enough.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.free_segments import FreePool, free_segments, other_pool, own_pool
 from pytracer.analysis.history import History
+from pytracer.analysis.holder_names import is_of_exception
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.reading.snapshot import (
     ALLOC,
@@ -212,6 +215,14 @@ def _is_one_pool(data: DeviceData) -> bool:
     is_own = segments.device == data.device
     pairs = ((segments.stream, trace.stream), (segments.pool, trace.pool))
     return all(len(np.union1d(here[is_own], there)) <= 1 for here, there in pairs)
+
+
+def is_of_failure(data: DeviceData) -> Callable[[str], bool]:
+    """Return a function: whether a holder is an exception that the program could have dropped.
+
+    In a file of the end, the last uncaught exception is the end of the program.
+    """
+    return partial(is_of_exception, may_go_on=is_oom_snapshot(data))
 
 
 def is_oom_snapshot(data: DeviceData) -> bool:

@@ -6,6 +6,7 @@ Each is a job as people write it, on a device of 2 GiB, which marks no steps. Th
 docstring is the truth. With REMEDY, a program does what would help; PART divides its batches.
 """
 
+import code
 import collections
 import functools
 import gc
@@ -375,6 +376,18 @@ def deep_forward() -> None:
     model, optimizer = gpt(width=512, layers=16)
     for _ in range(3):
         update(optimizer, loss_of(model, tokens(16, 512)))
+
+
+def failed_cell() -> None:
+    """Exception: a cell of a session has failed, and keeps its memory until another one fails."""
+    console = code.InteractiveConsole({"torch": torch})
+    made = "[torch.empty(5 << 20, device='cuda') for _ in range(60)]"
+    console.runsource(f"def attempt():\n    kept = {made}\n    1 / 0\n", symbol="exec")
+    console.runsource("attempt()")
+    if FIXED:
+        console.runsource("1 / 0")
+        gc.collect()
+    torch.empty(400 << 20, device=DEVICE)
 
 
 def validation_keeps_graphs() -> None:

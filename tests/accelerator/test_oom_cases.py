@@ -92,6 +92,9 @@ CASES = {
         "Compute the loss in parts",
         helped={"PART": "8"},
     ),
+    "failed_cell": Case(
+        (EXCEPTION,), "attempt(), which the last uncaught exception keeps", "Run a cell that fails"
+    ),
     "validation_keeps_graphs": Case((LARGER_INPUT, EXHAUSTED), "", "call it under torch.no_grad()"),
     "two_trainings_in_threads": Case((EXHAUSTED,), "", "half the batch saves"),
     "fails_in_backward": Case((EXHAUSTED,), "", "Compute the loss in parts", helped={"PART": "2"}),

@@ -93,6 +93,12 @@ class Memory:
     fitting_input: str | None  # a sentence: the largest input that fits; None if that is unknown
 
     @property
+    def missing_bytes(self) -> int:
+        """How much more the program needed than the allocator could have; 0: unknown."""
+        sample, most = self.oom.sample, self.oom.most_reserved_bytes
+        return 0 if sample is None else self.oom.requested_bytes + sample.allocated_bytes - most
+
+    @property
     def is_nearly_all(self) -> bool:
         """Whether nearly all memory was allocated."""
         sample = self.oom.sample
@@ -154,7 +160,8 @@ def advise_after_oom(
         moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or memory.is_nearly_all
         if kinds <= _HELD or (has_reason and moves):
             trials = []
-        settings = _of_settings(data, path, kinds, trials)
+        is_missing = memory.missing_bytes > 0
+        settings = _of_settings(data, path, kinds, trials, is_missing=is_missing)
         suggestions = settings + lower if reasons.FRAGMENTED in kinds else lower + settings
     if reasons.OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
@@ -164,26 +171,23 @@ def advise_after_oom(
 
 def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
-    categories, sample = memory.categories, memory.oom.sample
     found = [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
     if reasons.LARGER_INPUT in kinds and memory.fitting_input:
         found.append(Suggestion("", memory.fitting_input))
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in memory.avoidable)
-    total, missing, asked = 0, 0, memory.oom.requested_bytes
-    if sample is not None:
-        total = memory.oom.most_reserved_bytes
-        missing = asked + sample.allocated_bytes - total
+    asked = memory.oom.requested_bytes
+    total = 0 if memory.oom.sample is None else memory.oom.most_reserved_bytes
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
         why = (
             f"This line asks for {size(asked)} at once: look at its shapes, or compute it in parts."
         )
         found.append(Suggestion("", why))
     texts = lowering(
-        categories,
+        memory.categories,
         memory.progress,
         total,
-        missing,
+        memory.missing_bytes,
         is_needed=is_needed and not found,
         recomputed_bytes=memory.recomputed_bytes,
     )
@@ -235,9 +239,12 @@ def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
 
 
 def _of_settings(
-    data: DeviceData, path: str, kinds: Set[str], trials: list[Trial] | None
+    data: DeviceData, path: str, kinds: Set[str], trials: list[Trial] | None, *, is_missing: bool
 ) -> list[Suggestion]:
-    """Return the settings that would have helped, or else how to look for such."""
+    """Return the settings that would have helped, or else how to look for such.
+
+    `is_missing`: whether the program needs more than there is, which no setting gives.
+    """
     kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
     version = data.snapshot.metadata.torch_version(kind)
     fitting = next((trial for trial in trials or [] if trial.fits), None)
@@ -251,7 +258,7 @@ def _of_settings(
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
-    if kinds & {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN}:
+    if kinds & {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN} and not is_missing:
         found += _of_search(data, path)
     return found
 

@@ -18,7 +18,7 @@ _LABEL = 9  # the width of the column of roles
 # Texts break at spaces. No line break separates a number from its unit, a function from its line,
 # or an arrow from the caller.
 _TOGETHER = re.compile(
-    r"(?<=\d) (?=[KMGTPE]?i?B\b)|(?<=:\d) |(?<=:\d\d) |(?<=:\d\d\d) |(?<=:\d\d\d\d) |(?<=←) "
+    r"(?<=\d) (?=[KMGTPE]?i?B\b|%)|(?<=:\d) |(?<=:\d\d) |(?<=:\d\d\d) |(?<=:\d\d\d\d) |(?<=←) "
     r"|(?<=step) (?=\d)|(?<=steps) (?=\d)|(?<=rank) (?=\d)"
 )
 _JOINED = "\N{NO-BREAK SPACE}"

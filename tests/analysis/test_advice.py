@@ -170,6 +170,20 @@ def test_a_leak_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "expandable_segments:True" in done.why
 
 
+@pytest.mark.parametrize(("asked_mib", "may_help"), [(1, True), (3, False)])
+def test_no_settings_are_searched_for_what_no_device_has(asked_mib: int, may_help: bool) -> None:
+    # GIVEN a device of 201 MiB, of which 200 MiB are allocated
+    program = Program()
+    program.metadata = file_metadata()
+    for _ in range(100):
+        program.alloc(2 * MIB, ("train.py", "step", 3))
+    program.out_of_memory(asked_mib * MIB, MIB)
+    (found,) = explain(program.snapshot())
+    assert [verdict.kind for verdict in found.verdicts] == ["nearly exhausted"]
+    # THEN a search for settings is only advised if all fits into it
+    assert any("recommend" in one.command for one in found.suggestions) == may_help
+
+
 def test_settings_that_are_set_are_not_advised() -> None:
     # GIVEN a program with expandable segments, much of whose memory is not allocated
     program = Program()

@@ -14,7 +14,7 @@ from pytracer.analysis.stack_places import (
     StackPlaces,
     stack_places,
 )
-from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, OOM, Column, Snapshot
+from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, OOM, Column, Snapshot, Trace
 from pytracer.reading.steps import step_boundaries
 
 UNKNOWN = "unknown"
@@ -77,7 +77,7 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     by_engine = is_in_trace & is_of_engine[alloc_stack]
     freed_by_engine = is_freed & is_of_engine[free_stack]
     run = _runs(snapshot, device, places)
-    both = np.flatnonzero(is_known & is_freed | by_engine & is_freed)
+    both = np.flatnonzero((is_known | by_engine) & (free_stack != 0))
     is_within = np.zeros(len(lives), bool)
     is_within[both] = run[lives.alloc_event[both]] == run[freed[both]]
     is_within &= place != OUTSIDE
@@ -89,12 +89,15 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     call = np.where(is_in_trace, places.engine_call[alloc_stack], 0)
     is_kept = (call != 0) & places.is_second[free_stack] & freed_by_engine
     is_kept &= (places.engine_call[free_stack] != 0) & (places.engine_call[free_stack] != call)
-    # The threads of accelerators do not show the call. But the node that frees it was made on such
-    # a thread, so that it has no forward call, while the node that allocated it has one.
+    # The threads of accelerators do not show the call. But while the main thread runs one, it does
+    # nothing else. Other threads may do anything meanwhile.
     stacks = snapshot.stacks
-    is_later = by_engine & freed_by_engine & ~is_within & (stacks.forward[alloc_stack] != 0)
-    is_later &= (stacks.node[free_stack] != 0) & (stacks.forward[free_stack] == 0)
-    is_kept |= is_later & ~places.accumulates[free_stack]
+    is_elsewhere = _is_of_program(trace) & places.is_of_main[trace.stack]
+    is_elsewhere &= places.place[trace.stack] != BACKWARD
+    calls = np.append(np.cumsum(is_elsewhere), 0)
+    is_later = by_engine & freed_by_engine & places.is_of_main[stacks.forward[alloc_stack]]
+    is_later &= calls[lives.alloc_event] != calls[freed]
+    is_kept |= is_later & (stacks.node[free_stack] != 0) & ~places.accumulates[free_stack]
     is_by_compiled = is_known & is_freed & places.is_compiled[free_stack]
     is_by_compiled &= places.place[free_stack] == BACKWARD
     in_backward = by_engine & freed_by_engine
@@ -162,10 +165,21 @@ def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -
     return is_used
 
 
+def _is_of_program(trace: Trace) -> Column:
+    """Return for each event whether the program, and not the allocator, caused it: bool."""
+    found: Column = (trace.action == ALLOC) | (trace.action == FREE_REQUESTED)
+    return found
+
+
 def _runs(snapshot: Snapshot, device: int, places: StackPlaces) -> Column:
     """Return for each event the number of its run: of events of the program in the same place."""
     trace = snapshot.traces[device]
-    counts = np.flatnonzero((trace.action == ALLOC) | (trace.action == FREE_REQUESTED))
+    is_counted = _is_of_program(trace)
+    # Without a stack are events of threads that run no Python code, such as those of Gloo, which
+    # drop their reference to a tensor late; and those whose stack found no room.
+    if snapshot.metadata.stacks.dropped == 0 and snapshot.metadata.killed is None:
+        is_counted &= trace.stack != 0
+    counts = np.flatnonzero(is_counted)
     place = places.place[trace.stack[counts]]
     begins = np.zeros(len(trace), np.int64)
     begins[counts[1:]] = place[1:] != place[:-1]

@@ -51,6 +51,8 @@ _INPUTS = (
     ("fetch", "_recursive_to"),
     r"[/\\]torch[/\\](?:utils[/\\]data[/\\]_utils[/\\]fetch|distributed[/\\]utils)\.py",
 )
+# What a program's main thread begins with; other threads begin with a function.
+_MAIN = ("<module>", "_run_module_as_main"), r""
 # The files of code that torch.compile makes.
 _COMPILED = None, r"(?:<eval_with_key>[^/\\]*|[/\\]torchinductor_[^/\\]*[/\\].*)"
 
@@ -81,6 +83,9 @@ class StackPlaces:
     is_second: Column  # bool: the node is that of a derivative
     accumulates: Column  # bool: the node adds to the gradient of a parameter
     is_compiled: Column  # bool: code that `torch.compile` made runs
+    is_of_main: (
+        Column  # bool: the stack is complete, and begins with what only the main thread runs
+    )
 
 
 _known: "WeakKeyDictionary[Stacks, StackPlaces]" = WeakKeyDictionary()
@@ -107,6 +112,8 @@ def _places(stacks: Stacks, stack_depth: int) -> StackPlaces:
 
     has_node = (stacks.node != 0) | (stacks.forward != 0)
     python = _depth(stacks, is_python(stacks))
+    depth = np.diff(stacks.offsets)
+    begins_in_main = np.append(frames(*_MAIN)[stacks.frame], False)[stacks.offsets[1:] - 1]
     engine, module, optimizer, checkpoint, gathers, inputs, pipeline = (
         _depth(stacks, frames(*rule))
         for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS, _INPUTS, _PIPELINE)
@@ -131,15 +138,14 @@ def _places(stacks: Stacks, stack_depth: int) -> StackPlaces:
         # A dataset may call a model, whose blocks are no inputs.
         makes_inputs=(inputs < module) & ~is_backward,
         # Of a stack that was cut off, the call of a module may be missing.
-        may_make_arguments=(place == OUTSIDE)
-        & (np.diff(stacks.offsets) < stack_depth)
-        & (pipeline == _FAR),
+        may_make_arguments=(place == OUTSIDE) & (depth < stack_depth) & (pipeline == _FAR),
         reduces=(reduces < _FAR) & (reduces == python),
         leaves_autocast=(autocast < _FAR) & (autocast == python),
         engine_call=_engine_calls(stacks, is_of_engine & (engine < _FAR), frames(*_ENGINE)),
         is_second=_has_node(stacks, "BackwardBackward"),
         accumulates=_has_node(stacks, "AccumulateGrad"),
         is_compiled=compiled == 0,
+        is_of_main=(depth > 0) & (depth < stack_depth) & begins_in_main,
     )
 
 

@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter, defaultdict
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import life_truth
@@ -92,6 +93,48 @@ def _train(context: Any = "all") -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         return tracer.snapshot()
+
+
+def _lives_with_a_thread(use: Any, *, has_stacks: bool) -> Counter[tuple[str, str, int]]:
+    """Count blocks by category, rule and size; another thread uses memory in the backward pass."""
+
+    def meanwhile(_: object) -> None:
+        thread = Thread(target=use, args=(1000,))
+        thread.start()
+        thread.join()
+
+    with pytracer.Tracer(device="cpu", forward_stacks=True, stack_depth=500) as tracer:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        for _ in range(2):
+            x = torch.ones(8, 64)
+            for layer in model:
+                x = layer(x).square()
+                x.register_hook(meanwhile)
+            x.sum().backward()
+            model.zero_grad()
+        content = tracer.snapshot()
+    for event in content["device_traces"][-1]:
+        if not has_stacks and any(frame["name"] == "_bootstrap" for frame in event["frames"]):
+            event["frames"] = []
+    data = device_data(load(pickle.dumps(content, protocol=4)), 0)
+    found, sizes = data.block_categories, data.history.blocks.requested_bytes.tolist()
+    assert found is not None
+    kinds = [found.kinds[kind] for kind in found.kind.tolist()]
+    return Counter((*kind, size) for kind, size in zip(kinds, sizes, strict=True) if size != 4000)
+
+
+@pytest.mark.parametrize("has_stacks", [True, False])
+def test_other_threads_end_no_backward_pass(has_stacks: bool) -> None:
+    # GIVEN two backward passes, in which a thread of Python, or of C++, allocates and frees memory
+    alone = _lives_with_a_thread(lambda _: None, has_stacks=has_stacks)
+    found = _lives_with_a_thread(torch.empty, has_stacks=has_stacks)
+    # THEN the gradients of activations are no activations
+    assert alone["temporary", "within_backward", 8 * 64 * 4]
+    assert alone["activation", "freed_by_node", 8 * 64 * 4] == 2 * 8
+    is_activation = ("activation", "freed_by_node", 8 * 64 * 4)
+    assert found[is_activation] == alone[is_activation]
+    # AND they are temporary, if no event is from another part of the program
+    assert has_stacks or found == alone
 
 
 def test_the_cpu_needs_no_forward_stacks() -> None:

@@ -27,6 +27,7 @@ _ITEM = re.compile(
     r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]"""
     r"""|(?<=[.#])\d+(?=\.|$)|(?<= group )\d+(?= parameter \d)|(?<=, )\d+(?= of at most \d)"""
 )
+_ATTRIBUTE = re.compile(r"\.\w+")
 _BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 
 
@@ -67,7 +68,7 @@ def bound_of(holder: str | None) -> tuple[int, int] | None:
     """Return how many items the container has that keeps memory, and at most has; None: no bound
     is known, or there are several containers, whose number has none."""
     found = None if holder is None else _BOUNDED.search(holder)
-    if holder is None or found is None or "[…]" in holder[: found.start()]:
+    if holder is None or found is None or "…" in holder[: found.start()]:
         return None
     return int(found[1]), int(found[2])
 
@@ -153,3 +154,14 @@ def main_holders(
 def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
     """Return the name of the holder of at least half of the bytes; None if there is none."""
     return next(iter(main_holders(strings, holder, size_bytes)), None)
+
+
+def common_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
+    """Return `main_holder`; without one, what several share but for attributes: "box.… of f()"."""
+    found = main_holder(strings, holder, size_bytes)
+    if found is None:
+        names, group = holder_names(strings, holder)
+        paths = [(name or "").partition(" of ") for name in names]
+        texts = [_ATTRIBUTE.sub(".…", path) + of + place for path, of, place in paths]
+        found = main_holder(texts, group, size_bytes)
+    return found

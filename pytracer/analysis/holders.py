@@ -10,6 +10,7 @@ from pytracer.analysis.frame_text import shown_callers
 from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, sum_by_group, total_of
 from pytracer.analysis.holder_names import (
     ITEM,
+    common_holder,
     has_holders,
     holder_names,
     main_holder,
@@ -184,7 +185,7 @@ def _kept_by(held: HeldMemory, chains: CallChains, site: int) -> str | None:
     until = main_holder(texts, text[of_site], size_bytes)
     if until is not None or not has_holders(held.data.snapshot):
         return until
-    return main_holder(held.data.snapshot.strings, held.unusual_holder[of_site], size_bytes)
+    return common_holder(held.data.snapshot.strings, held.unusual_holder[of_site], size_bytes)
 
 
 def releases_of(held: HeldMemory) -> list[tuple[str, int]]:

@@ -306,6 +306,29 @@ def test_a_container_with_a_bound(free_mib: int | None, verdict: str) -> None:
         assert remedy(leaks_of(device)).startswith(text)
 
 
+@pytest.mark.parametrize(
+    ("holders", "kept_by"),
+    [
+        # Attributes with several names, and with a name for each item
+        ("box.a[{0}] box.b[{0}] box.c[{0}]", "box.…[…] of main()"),
+        ("box.x{0}", "box.… of main()"),
+        # One that has half of the memory
+        ("box.a[{0}] box.a[{0}] box.b[{0}]", "box.a[…] of main()"),
+        # Different variables
+        ("a[{0}] b[{0}] c.d[{0}]", None),
+    ],
+)
+def test_attributes_with_several_names(holders: str, kept_by: str | None) -> None:
+    def step(program: Program, number: int) -> None:
+        names = holders.format(number).split()
+        program.hold(program.alloc(SIZE, LINE), f"{names[number % len(names)]} of main()")
+
+    device = observed(step)
+    assert device.verdict == "leak"
+    assert device.growths[0].kept_by == kept_by
+    assert kept_by is None or f"kept by {kept_by}" in answer(device)
+
+
 def test_two_lines_of_one_function() -> None:
     def step(program: Program, number: int) -> None:
         for line in (10, 12):
@@ -324,6 +347,7 @@ def test_two_lines_of_one_function() -> None:
         ("state.memory (inside a list, 4 of at most 16) of main()", (4, 16)),
         # There may be more and more of such containers.
         ("requests[…].states (inside a list, 4 of at most 16) of main()", None),
+        ("box.… (inside a deque, 4 of at most 16) of main()", None),
         ("losses[…] of main()", None),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from pytracer.analysis.call_sites import is_programs_frame
-from pytracer.analysis.holder_names import holder_names, main_holder
+from pytracer.analysis.holder_names import common_holder, holder_names, main_holder
 from pytracer.analysis.leaks.doubts import LEAST_CYCLES, Doubts
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
@@ -295,7 +295,7 @@ class _Search:
         reason = reason or self.doubts.grew_shortly(held_bytes, line.slope)
         phases = np.unique(suspects.phase)
         frames = self._shared_frames(suspects)
-        kept_by, kept_bytes = main_holder(self.seen.strings, held.holder, held.size_bytes), None
+        kept_by, kept_bytes = common_holder(self.seen.strings, held.holder, held.size_bytes), None
         if kept_by is None:
             kept_by, kept_bytes = self.seen.keeper_before(frames)
         count = len(growths) if kind == "replaced" else len(np.unique(held.birth[held.birth >= 0]))

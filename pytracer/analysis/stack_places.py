@@ -83,9 +83,7 @@ class StackPlaces:
     is_second: Column  # bool: the node is that of a derivative
     accumulates: Column  # bool: the node adds to the gradient of a parameter
     is_compiled: Column  # bool: code that `torch.compile` made runs
-    is_of_main: (
-        Column  # bool: the stack is complete, and begins with what only the main thread runs
-    )
+    is_of_main: Column  # bool: complete, and begins with what only the main thread runs
 
 
 _known: "WeakKeyDictionary[Stacks, StackPlaces]" = WeakKeyDictionary()

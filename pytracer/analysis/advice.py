@@ -32,10 +32,9 @@ from pytracer.analysis.leaks.results import (
     remedy,
 )
 from pytracer.analysis.lowering import lowering
-from pytracer.analysis.oom_verdict_kinds import Verdict
+from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
 from pytracer.analysis.ooms import OutOfMemory, is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory
-from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import sentence, size
 from pytracer.variables import command_of, with_settings
@@ -87,14 +86,14 @@ class Memory:
     holders: Sequence[Holder]
     keepers: Sequence[Keeper]  # all Python objects that keep memory
     categories: Sequence[CategoryUsage]
-    progress: Unfinished | None  # what was not finished; None if that is unknown
+    around: Surroundings
     avoidable: Sequence[str]  # the changes that avoid some of it
     recomputed_bytes: int  # what the recomputation of a checkpoint kept
     fitting_input: str | None  # a sentence: the largest input that fits; None if that is unknown
 
     @property
     def missing_bytes(self) -> int:
-        """How much more the program needed than the allocator could have; 0: unknown."""
+        """How much more was needed than the allocator could have, or less: below 0. 0: unknown."""
         sample, most = self.oom.sample, self.oom.most_reserved_bytes
         return 0 if sample is None else self.oom.requested_bytes + sample.allocated_bytes - most
 
@@ -148,9 +147,7 @@ def advise_after_oom(
     else:
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and memory.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
-        lower = (
-            _dropping(data, memory.keepers) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
-        )
+        lower = _dropping(memory) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
         of_items = [] if kinds & _OF_REQUESTS else _of_items(data, memory, least)
         has_reason = lower + of_items != []
         less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
@@ -185,7 +182,7 @@ def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestio
         found.append(Suggestion("", why))
     texts = lowering(
         memory.categories,
-        memory.progress,
+        memory.around.progress,
         total,
         memory.missing_bytes,
         is_needed=is_needed and not found,
@@ -290,19 +287,16 @@ def _of_items(data: DeviceData, memory: Memory, least: float) -> list[Suggestion
     return [Suggestion("", f"{sentence(text)}.")]
 
 
-def _dropping(data: DeviceData, keepers: Sequence[Keeper]) -> list[Suggestion]:
+def _dropping(memory: Memory) -> list[Suggestion]:
     """Return how to drop what the program does not use any more."""
-    garbage, failed, last = (
-        bytes_of_keepers(keepers, each)
-        for each in (is_garbage, is_of_failure(data), is_of_last_exception)
-    )
+    garbage, failed = memory.around.garbage_bytes, memory.around.exception_bytes
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
         how = "Try again outside of `except`, without the exception"
-        if 2 * last > failed:
+        if 2 * bytes_of_keepers(memory.keepers, is_of_last_exception) > failed:
             how = "Run a cell that fails, such as `1/0`, then gc.collect(), to drop the exception"
         why = f"the functions that have failed keep {size(failed)} until it is dropped."
         found.append(Suggestion("", f"{how}: {why}"))

@@ -231,7 +231,7 @@ def explain_device(
                 holders,
                 keepers,
                 categories,
-                around.progress,
+                around,
                 avoidable(held),
                 recomputed_bytes(held),
                 fitting_input(data, oom, around.earlier),
@@ -344,7 +344,7 @@ def _surroundings(
     categories: list[CategoryUsage],
     keepers: list[Keeper],
 ) -> Surroundings:
-    why = _why_unknown(data)
+    why, is_failed = _why_unknown(data), is_of_failure(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     sizes = {usage.category: usage.size_bytes for usage in categories}
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
@@ -355,9 +355,9 @@ def _surroundings(
         why_no_history=why,
         leaks=_leaks(data) if may_leak else None,
         garbage_bytes=bytes_of_keepers(keepers, is_garbage),
-        exception_bytes=bytes_of_keepers(keepers, is_of_failure(data)),
-        fits_without_garbage=_fits_without(oom, held, is_garbage),
-        fits_without_exception=_fits_without(oom, held, is_of_failure(data)),
+        exception_bytes=bytes_of_keepers(keepers, is_failed),
+        fits_without_garbage=_would_fit_without(oom, held, is_garbage),
+        fits_without_exception=_would_fit_without(oom, held, is_failed),
         earlier=earlier_requests(data, oom.event) if why is None else None,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, categories) if why is None else None,
@@ -368,7 +368,7 @@ def _surroundings(
     )
 
 
-def _fits_without(
+def _would_fit_without(
     oom: OutOfMemory, held: HeldMemory, is_holder: Callable[[str], bool]
 ) -> bool | None:
     """Return whether the request would have fitted without what these objects keep."""

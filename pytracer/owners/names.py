@@ -137,7 +137,7 @@ def unwrapped(module: Any) -> Any:
 
 
 def _has_tensors(module: Any) -> bool:
-    return bool(_items(module, "_parameters") or _items(module, "_buffers"))
+    return has_parameters(module) or bool(_items(module, "_buffers"))
 
 
 def has_parameters(module: Any) -> bool:

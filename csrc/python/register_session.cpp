@@ -68,7 +68,7 @@ py::array_t<EventRecord> events_of(Session& session) {
         }
         const Pool pool = device.capture.names->pool(event.pool);
         EventRecord row{sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
-                        event.address, event.size, event.stream,
+                        event.address, event.size(), event.stream,
                         own(visible_stack(event, view.context)),
                         view.context < Context::alloc ? 0 : own(event.alloc_stack), pool.high,
                         pool.low, step, event.phase, event.action, event.device};

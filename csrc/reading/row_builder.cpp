@@ -66,6 +66,7 @@ Value RowBuilder::event(const Items& items) {
   uint8_t action = ActionRows::kNone;
   int64_t address = 0, size = 0, stream = 0, time = kNoTime;
   uint32_t stack = 0, pool = 0, compile_context = 0, user_metadata = 0;
+  Value missing;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
@@ -85,10 +86,12 @@ Value RowBuilder::event(const Items& items) {
         compile_context = values_.text(value, "an event's compile_context");
         break;
       case kUserMetadata: user_metadata = values_.text(value, "an event's user_metadata"); break;
+      case kAllocation: missing = value; break;
       default: note_unknown("event", items[i]);
     }
   }
   stack = with_backward(items, stack);
+  if (!missing.is(Kind::none)) allocation(missing);
   EventColumns& events = tables_.events;
   events.action.push_back(action);
   events.address.push_back(address);
@@ -100,6 +103,33 @@ Value RowBuilder::event(const Items& items) {
   events.compile_context.push_back(compile_context);
   events.user_metadata.push_back(user_metadata);
   return Value(Kind::event, events.action.size() - 1);
+}
+
+void RowBuilder::allocation(Value dict) {
+  Heap& heap = tables_.heap;
+  if (!dict.is(Kind::object) || heap.shape(dict) != Shape::dict) wrong_type("an event's allocation");
+  const Items& items = heap.items(dict);
+  if (items.size() > kMostItems) wrong_type("an event's allocation");
+  int64_t birth_step = 0;
+  uint32_t stack = 0;
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const Value value = items[i + 1];
+    switch (key_number(items[i])) {
+      case kFrames: stack = values_.stack(value); break;
+      case kForwardFrames:
+      case kForwardExact:
+      case kForwardPhase:
+      case kAutogradNode: break;  // with_backward() reads them
+      case kBirthStep: birth_step = values_.integer(value, "an allocation's birth_step"); break;
+      default: note_unknown("allocation", items[i]);
+    }
+  }
+  AllocationColumns& allocations = tables_.allocations;
+  allocations.event.push_back(static_cast<int64_t>(tables_.events.action.size()));
+  allocations.stack.push_back(with_backward(items, stack));
+  allocations.birth_step.push_back(birth_step);
+  heap.resolve(dict, Value());
+  heap.discard(dict);
 }
 
 Value RowBuilder::frame(const Items& items) {

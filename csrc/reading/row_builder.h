@@ -41,6 +41,8 @@ class RowBuilder final : public Builder {
   Value frame(const Items& items);
   Value block(const Items& items);
   Value segment(const Items& items);
+  // What an event's key "allocation" says. The event is the next row.
+  void allocation(Value dict);
   // The stack with what the dict says of an autograd node.
   uint32_t with_backward(const Items& items, uint32_t stack);
   void read_history(Value list, int64_t& requested, uint32_t& stack);

@@ -55,6 +55,7 @@ enum Key : uint32_t {
   kHostSegments,
   kHostTraces,
   kBirthStep,
+  kAllocation,
   kKeys
 };
 
@@ -69,7 +70,8 @@ constexpr const char* kKeyNames[kKeys] = {
     "is_expandable", "allocated_size",  "active_size",   "segments",
     "device_traces", "allocator_settings", "external_annotations", "pytracer",
     "category",      "category_rule",   "owner",         "owners",
-    "holder",        "host_segments",   "host_traces",   "birth_step"};
+    "holder",        "host_segments",   "host_traces",   "birth_step",
+    "allocation"};
 
 // The number of a key of a dict; kKeys if the key is no text. May be any text's number.
 inline uint32_t key_number(Value key) { return key.is(Kind::string) ? key.index() : kKeys; }

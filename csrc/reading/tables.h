@@ -30,6 +30,15 @@ struct EventColumns {
   }
 };
 
+// Of the allocations that the file lacks: those of blocks whose free it has.
+struct AllocationColumns {
+  Column<int64_t> event;  // the free's row
+  Column<uint32_t> stack;
+  Column<int64_t> birth_step;
+
+  uint64_t memory() const noexcept { return memory_of(event, stack, birth_step); }
+};
+
 enum BlockState : uint8_t { kInactive, kPendingFree, kAllocated, kNoState };
 
 struct BlockColumns {
@@ -63,12 +72,13 @@ struct Tables {
 
   // Without the Heap and the Strings.
   uint64_t memory() const noexcept {
-    return memory_of(events, blocks, segments, stacks, frames, pools, actions);
+    return memory_of(events, allocations, blocks, segments, stacks, frames, pools, actions);
   }
 
   Heap heap;
   Strings strings;
   EventColumns events;
+  AllocationColumns allocations;
   BlockColumns blocks;
   SegmentColumns segments;
   StackRows stacks;

@@ -99,7 +99,7 @@ __attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_even
   if (is_cpu() && mode_.load(std::memory_order_relaxed) == Mode::on) {
     Event event{};
     event.address = missed.address;
-    event.size = missed.size;
+    event.packed_size = with_birth(missed.size, missed);
     event.stream = allocation.stream;
     event.ticks = ticks;
     event.alloc_stack = missed.stack;

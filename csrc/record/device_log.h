@@ -143,13 +143,13 @@ class DeviceLog {
   }
   // All under the writer lock.
   struct Known {  // about an event once the tables have taken it in
-    uint64_t size;
+    uint64_t packed_size;
     uint32_t alloc_stack;
     bool is_recorded;
   };
   void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
              uint16_t phase) noexcept;
-  Event event(const pytracer_event& given, uint8_t action, uint64_t size, int64_t ticks,
+  Event event(const pytracer_event& given, uint8_t action, uint64_t packed_size, int64_t ticks,
               uint32_t stack, uint32_t alloc_stack, uint16_t phase) noexcept;
   // Writes the request that is kept aside as an event with this action: kFree, if it is completed.
   void write_requested(uint8_t action) noexcept;
@@ -166,6 +166,9 @@ class DeviceLog {
   __attribute__((cold)) void record_missed_free(const pytracer_event& allocation, int64_t ticks,
                                                 uint16_t phase,
                                                 const LiveBlock& missed) noexcept;
+  uint64_t with_birth(uint64_t size, const LiveBlock& freed) const noexcept {
+    return size | uint64_t{tables_->blocks.birth(freed)} << Event::kBirthShift;
+  }
   uint16_t metadata_of(const pytracer_event& given) noexcept {
     return given.labels == nullptr ? uint16_t{0} : names_->intern_labels(*given.labels);
   }

@@ -46,7 +46,7 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
   }
   const Known known = update_tables(given, action, ticks, stack, phase);
   if (known.is_recorded) {
-    ring_->append(event(given, action, known.size, ticks, stack, known.alloc_stack, phase));
+    ring_->append(event(given, action, known.packed_size, ticks, stack, known.alloc_stack, phase));
   }
 }
 
@@ -58,6 +58,7 @@ __attribute__((always_inline)) inline void DeviceLog::write_requested(uint8_t ac
       completes ? blocks.take(requested_.address) : blocks.find(requested_.address);
   if (block != nullptr) {
     requested_.alloc_stack = block->stack;
+    requested_.packed_size = with_birth(requested_.packed_size, *block);
     if (block->role != 0) note_role(*block);
   } else if (completes) {
     increment(unknown_frees_);
@@ -68,11 +69,11 @@ __attribute__((always_inline)) inline void DeviceLog::write_requested(uint8_t ac
 }
 
 __attribute__((always_inline)) inline Event DeviceLog::event(const pytracer_event& given,
-                                                             uint8_t action, uint64_t size,
+                                                             uint8_t action, uint64_t packed_size,
                                                              int64_t ticks, uint32_t stack,
                                                              uint32_t alloc_stack,
                                                              uint16_t phase) noexcept {
-  return {given.address, size, given.stream, ticks, stack, alloc_stack, phase,
+  return {given.address, packed_size, given.stream, ticks, stack, alloc_stack, phase,
           names_->intern_pool(given.pool_high, given.pool_low), metadata_of(given), action,
           static_cast<int8_t>(given.device)};
 }
@@ -99,17 +100,18 @@ __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
     case PYTRACER_FREE_REQUESTED:
       if (const LiveBlock* block = blocks.find(given.address)) {
         known.alloc_stack = block->stack;
+        known.packed_size = with_birth(given.size, *block);
         if (block->role != 0) note_role(*block);
       }
       break;
     case PYTRACER_FREE_COMPLETED:
       if (const LiveBlock* block = blocks.take(given.address)) {
         known.alloc_stack = block->stack;
-        if (known.size == 0) known.size = block->size;
+        known.packed_size = with_birth(given.size != 0 ? given.size : block->size, *block);
         if (block->role != 0) note_role(*block);
       } else {
         increment(unknown_frees_);
-        known.is_recorded = !is_cpu() || known.size != 0;  // without a size the event is useless
+        known.is_recorded = !is_cpu() || given.size != 0;  // without a size the event is useless
       }
       break;
     default:

@@ -10,7 +10,7 @@ namespace pytracer {
 
 struct Event {
   uint64_t address;  // of the block or segment; for oom: the free bytes of the device
-  uint64_t size;     // bytes
+  uint64_t packed_size;  // size() and birth()
   uint64_t stream;
   int64_t ticks;         // clock.h; never 0 once recorded
   uint32_t stack;        // StackTable id of the calling thread's Python stack; 0: none
@@ -20,6 +20,12 @@ struct Event {
   uint16_t metadata;  // compile context and user metadata, interned; 0: none
   uint8_t action;     // enum pytracer_action, or kFree
   int8_t device;      // PYTRACER_CPU_DEVICE, PYTRACER_HOST_DEVICE or the accelerator's index
+
+  // For frees: the last 16 bits of LiveTable's epoch of the allocation; 0: unknown. No block is so large
+  // that its size needs them; a request that failed may be.
+  uint16_t birth() const noexcept;
+  uint64_t size() const noexcept;  // bytes
+  static constexpr unsigned kBirthShift = 48;
 };
 
 // The action of an event that stands for two: a PYTRACER_FREE_REQUESTED and, next, a
@@ -29,6 +35,14 @@ constexpr uint8_t kFree = PYTRACER_ACTION_COUNT;
 inline bool is_free(const Event& event) noexcept {
   return event.action == PYTRACER_FREE_REQUESTED || event.action == PYTRACER_FREE_COMPLETED ||
          event.action == kFree;
+}
+
+inline uint16_t Event::birth() const noexcept {
+  return is_free(*this) ? static_cast<uint16_t>(packed_size >> kBirthShift) : uint16_t{0};
+}
+
+inline uint64_t Event::size() const noexcept {
+  return is_free(*this) ? packed_size & ((uint64_t{1} << kBirthShift) - 1) : packed_size;
 }
 
 static_assert(sizeof(Event) == 48, "the ring's bound is stated as 48 bytes an entry");

@@ -64,6 +64,12 @@ class LiveTable {
   // Writer. Removes the entry with this address. Returns it, readable until the next insert(), or null.
   const LiveBlock* take(uint64_t address) noexcept;
 
+  // Writer. The last 16 bits of an entry's epoch; 0: it has 2^15 younger ones or more, or it is a multiple
+  // of 2^16. A reader that knows some later epoch thus knows the entry's.
+  uint16_t birth(const LiveBlock& entry) const noexcept {
+    return epoch_ - entry.epoch < 1u << 15 ? static_cast<uint16_t>(entry.epoch) : uint16_t{0};
+  }
+
   // Writer. Replaces the stacks of the entries from `entry` on, at most `most`, by what `renewed` makes
   // of them. `entry` becomes the entry that follows; 0: there are no more.
   template <class Renewed>

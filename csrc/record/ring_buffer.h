@@ -56,7 +56,7 @@ class RingBuffer {
     };
     // Words are composed in registers: reading fields back as words would wait for their stores.
     store(0, event.address);
-    store(1, event.size);
+    store(1, event.packed_size);
     store(2, event.stream);
     store(3, static_cast<uint64_t>(event.ticks));
     store(4, (uint64_t{event.alloc_stack} << 32) | event.stack);

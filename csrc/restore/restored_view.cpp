@@ -93,9 +93,9 @@ uint64_t peak(const std::vector<Event>& events, uint64_t allocated_at_end) {
   uint64_t allocated = allocated_at_end, peak = allocated;
   for (auto event = events.rbegin(); event != events.rend(); ++event) {  // undone one by one
     if (event->action == PYTRACER_ALLOC) {
-      allocated -= std::min(allocated, event->size);
+      allocated -= std::min(allocated, event->size());
     } else if (event->action == PYTRACER_FREE_COMPLETED || event->action == kFree) {
-      allocated += event->size;
+      allocated += event->size();
     }
     peak = std::max(peak, allocated);
   }

@@ -71,7 +71,7 @@ void ParameterNames::find_since(const DeviceView& device) {
             return std::pair(each.device, each.address) < wanted;
           });
       for (; place != places_.end() && place->device == device.device &&
-             place->address - event.address < event.size;
+             place->address - event.address < event.size();
            ++place) {
         // A block that the live table lacks is older than the recording, and cannot be freed in it.
         place->since = place->is_live ? (is_allocation(event) ? at + 1 : place->since) : kNever;

@@ -86,7 +86,7 @@ void SnapshotWriter::write_block(const pytracer_block& block, uint64_t address,
   const std::string* parameter = live ? parameters_.of_block(*live, device.device) : nullptr;
   write_stack(allocation_stack(live), parameter);
   if (live != nullptr && block.state == PYTRACER_ACTIVE_ALLOCATED) {
-    if (const uint32_t step = device.birth_step(*live)) write_pair(birth_step_, step);
+    if (const uint32_t step = device.birth_step(live->epoch)) write_pair(birth_step_, step);
   }
   if (view_.owners && block.state == PYTRACER_ACTIVE_ALLOCATED) {
     const DeviceLog::Capture& capture = device.capture;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <unordered_set>
 
 #include "snapshot/writer.h"
 #include "view/events.h"
@@ -42,6 +43,7 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
       written.uses.push_back({*use, trace_items_});
     }
   };
+  std::unordered_set<uint64_t> known;  // addresses of blocks whose allocation the file has
   bool step_is_new = false, is_first = true, has_written = false;
   const uint64_t end = device.capture.end;
   const uint64_t most = copy_first ? std::max<uint64_t>(end - device.first, 1) : kEventChunk;
@@ -71,7 +73,18 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
       }
       if (step_is_new) written.steps.push_back({std::prev(step)->number, trace_items_});
       step_is_new = false;
-      write_events(event, sequence, device);
+      Allocation missing;
+      if (event.action == PYTRACER_ALLOC) {
+        known.insert(event.address);
+      } else if (is_free(event)) {
+        const bool completes = event.action != PYTRACER_FREE_REQUESTED;
+        const bool is_known = completes ? known.erase(event.address) > 0 : known.count(event.address) > 0;
+        if (!is_known) {
+          const uint32_t now = step == device.steps.begin() ? 0 : std::prev(step)->number;
+          missing = {view_.context >= Context::alloc ? event.alloc_stack : 0, birth_step(device, event, now)};
+        }
+      }
+      write_events(event, sequence, device, missing);
     }
     has_written = has_written || first_held < chunk_end;
   }
@@ -80,19 +93,21 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
 }
 
 void SnapshotWriter::write_events(const Event& event, uint64_t sequence,
-                                  const DeviceView& device) {
+                                  const DeviceView& device, Allocation missing) {
   const int64_t time_us = WallClock::to_wall_ns(*device.clock, event.ticks) / 1000;
   // The stack of a free may be that of the allocation, which may be older than the parameter.
   const bool is_own = event.action == PYTRACER_ALLOC || event.action == PYTRACER_OOM;
   const std::string* parameter =
       is_own ? parameters_.at_event(event.stack, device.device, sequence) : nullptr;
   for (const uint8_t action : entry_actions(event, device.is_cpu())) {
-    write_event(event, action, device, time_us, parameter);
+    write_event(event, action, device, time_us, parameter, missing);
+    missing = {};
   }
 }
 
 void SnapshotWriter::write_event(const Event& event, uint8_t action, const DeviceView& device,
-                                 int64_t time_us, const std::string* parameter) {
+                                 int64_t time_us, const std::string* parameter,
+                                 Allocation missing) {
   const DeviceNames& names = *device.capture.names;
   const DeviceNames::Labels labels = names.labels(event.metadata);
   out_.next_item(trace_items_);
@@ -100,7 +115,7 @@ void SnapshotWriter::write_event(const Event& event, uint8_t action, const Devic
   out_.key(action_);
   out_.key(action_names_[action]);
   write_pair(action == PYTRACER_OOM ? device_free_ : addr_, static_cast<int64_t>(event.address));
-  write_pair(size_, static_cast<int64_t>(event.size));
+  write_pair(size_, static_cast<int64_t>(event.size()));
   write_pair(stream_, static_cast<int64_t>(event.stream));
   write_pair(time_us_, time_us);
   out_.key(pool_id_);
@@ -118,6 +133,13 @@ void SnapshotWriter::write_event(const Event& event, uint8_t action, const Devic
   if (labels.internal_metadata != 0) {
     out_.key(internal_metadata_);
     write_label(names.text(labels.internal_metadata), no_metadata_);
+  }
+  if (missing.stack != 0 || missing.step != 0) {
+    out_.key(allocation_);
+    out_.dict();
+    if (missing.stack != 0) write_stack(missing.stack);
+    if (missing.step != 0) write_pair(birth_step_, missing.step);
+    out_.set_items();
   }
   out_.set_items();
 }

@@ -70,9 +70,13 @@ class SnapshotWriter {
   bool write_traces(bool copy_first);
   bool write_host_trace(bool copy_first);
   bool write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first);
-  void write_events(const Event& event, uint64_t sequence, const DeviceView& device);
+  struct Allocation {  // of a block whose free the file has, but not this
+    uint32_t stack = 0, step = 0;
+  };
+  void write_events(const Event& event, uint64_t sequence, const DeviceView& device,
+                    Allocation missing);
   void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us,
-                   const std::string* parameter);
+                   const std::string* parameter, Allocation missing);
 
   // metadata.cpp
   void write_metadata();
@@ -126,7 +130,7 @@ class SnapshotWriter {
       segment_pool_id_{"segment_pool_id"}, is_expandable_{"is_expandable"}, blocks_{"blocks"},
       state_{"state"}, small_{"small"}, large_{"large"}, category_{"category"},
       category_rule_{"category_rule"}, owner_{"owner"}, owners_{"owners"},
-      holder_{"holder"}, birth_step_{"birth_step"};
+      holder_{"holder"}, allocation_{"allocation"}, birth_step_{"birth_step"};
   Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
   std::vector<Key> category_names_{kCategoryNames, kCategoryNames + kCategories};
   std::vector<Key> rule_names_{kRuleNames, kRuleNames + kRules};

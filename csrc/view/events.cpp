@@ -82,6 +82,17 @@ void keep_last_entries(View& view, uint64_t most) {
   }
 }
 
+uint32_t birth_step(const DeviceView& device, const Event& free, uint32_t step) noexcept {
+  using Birth = DeviceView::Birth;
+  const auto is_before = [](uint32_t given, const Birth& birth) { return given < birth.number; };
+  const auto after = std::upper_bound(device.births.begin(), device.births.end(), step, is_before);
+  if (free.birth() == 0 || after == device.births.begin()) return 0;
+  // The block's epoch is near that of the step, so its last 16 bits tell it.
+  const uint32_t near = std::prev(after)->epoch;
+  const auto distance = static_cast<int16_t>(free.birth() - static_cast<uint16_t>(near));
+  return device.birth_step(near + static_cast<uint32_t>(distance));
+}
+
 uint32_t visible_stack(const Event& event, Context context) noexcept {
   if (context == Context::all) return event.stack;
   if (context != Context::alloc) return 0;

@@ -33,6 +33,9 @@ uint64_t accelerator_entries(const View& view);
 // Leaves out the oldest events of each device that has more entries in the view's file.
 void keep_last_entries(View& view, uint64_t most);
 
+// The step in which the block of a free was allocated, if the free was in `step`; 0: none, or unknown.
+uint32_t birth_step(const DeviceView& device, const Event& free, uint32_t step) noexcept;
+
 // The id of the stack that an event shows under `context`; 0: none.
 uint32_t visible_stack(const Event& event, Context context) noexcept;
 

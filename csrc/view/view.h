@@ -35,9 +35,10 @@ struct DeviceView {
     uint32_t number;
   };
   std::vector<Birth> births;  // in order, also of steps without events; empty in Session::events()
-  uint32_t birth_step(const LiveBlock& block) const noexcept {  // 0: none, or unknown
-    const auto is_older = [](uint32_t epoch, const Birth& birth) { return epoch < birth.epoch; };
-    const auto after = std::upper_bound(births.begin(), births.end(), block.epoch, is_older);
+  // The step of a block's allocation, by its epoch. 0: none, or unknown.
+  uint32_t birth_step(uint32_t epoch) const noexcept {
+    const auto is_older = [](uint32_t given, const Birth& birth) { return given < birth.epoch; };
+    const auto after = std::upper_bound(births.begin(), births.end(), epoch, is_older);
     return after == births.begin() ? 0 : std::prev(after)->number;
   }
   std::vector<TensorUse> uses;  // in order; empty in Session::events()

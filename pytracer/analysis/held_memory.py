@@ -251,8 +251,8 @@ class HeldMemory:
 
     def _by_step(self) -> _Coded:
         step = steps_at(self.data.boundaries, self.column("alloc_event"))
-        births = values_of(self.data.snapshot.blocks.birth_step, self._row_at_end)
-        steps, code_of = np.unique(np.where(step == 0, births, step), return_inverse=True)
+        known = np.where(step == 0, self.column("birth_step"), step)
+        steps, code_of = np.unique(known, return_inverse=True)
         return len(steps), lambda code: int(steps[code]) or None, code_of
 
     def _by_age(self) -> _Coded:
@@ -308,6 +308,7 @@ def blocks_at_end(data: DeviceData) -> Lifetimes:
         pool=segments.pool[segment],
         stack=blocks.stack[rows],
         user_metadata=np.zeros(len(rows), np.uint32),
+        birth_step=blocks.birth_step[rows],
         alloc_event=never - 1,
         free_requested_event=np.where(blocks.state[rows] == PENDING_FREE, -1, never),
         free_event=never,

@@ -61,7 +61,8 @@ class Lifetimes:
             can have given where `is_sized` is False.
         requested_bytes: int64, the size that the program requested.
         pool, stack, user_metadata: uint32, columns of the allocation's event. They are 0 for blocks
-            older than the trace, except `stack` of blocks that still exist at the end.
+            older than the trace, except a `stack` that the file has with the block or its free.
+        birth_step: int64, the step of the allocation of a block older than the trace; 0: unknown.
         alloc_event: int32, the event that allocated the block; -1 if it is older than the trace.
         free_requested_event, free_event: int32, the event by which the program freed the block, and
             the event after which its memory could serve another allocation. -1 is before the trace,
@@ -76,6 +77,7 @@ class Lifetimes:
     pool: Column
     stack: Column
     user_metadata: Column
+    birth_step: Column
     alloc_event: Column
     free_requested_event: Column
     free_event: Column
@@ -168,6 +170,24 @@ def totals(begin: Column, end: Column, values: Column | int, entries: int) -> Co
     np.subtract.at(change, end, values)
     found: Column = np.cumsum(change[:-1])
     return found
+
+
+def missing_allocations(trace: Trace, *frees: Column) -> tuple[Column, Column]:
+    """Return the stack and the step of allocations that the trace lacks; 0: unknown.
+
+    Args:
+        frees: Events that may be the free of each block, in columns of equal length.
+    """
+    missing, count = trace.missing, len(frees[0])
+    stack, step = np.zeros(count, np.uint32), np.zeros(count, np.int64)
+    for free in frees if len(missing) else ():
+        row = np.minimum(np.searchsorted(missing.event, free), len(missing) - 1)
+        is_told = missing.event[row] == free
+        stack[is_told], step[is_told] = (
+            missing.stack[row[is_told]],
+            missing.birth_step[row[is_told]],
+        )
+    return stack, step
 
 
 def replay(snapshot: Snapshot, device: int = 0) -> History:
@@ -279,6 +299,7 @@ def _lifetimes(
     in_end = np.flatnonzero(state_block >= 0)
     older_freed = np.flatnonzero((alloc < 0) & (state_block < 0))
     state_blocks = blocks[state_block[in_end]]
+    missing_stack, birth_step = missing_allocations(trace, free_requested, free)
 
     def merged(of_trace: Column, of_state: Column | None = None) -> Column:
         column = np.zeros(len(address), of_trace.dtype)
@@ -289,14 +310,17 @@ def _lifetimes(
 
     stream = merged(trace.stream, snapshot.segments.stream[snapshot.blocks.segment[state_blocks]])
     stream[older_freed] = trace.stream[free[older_freed]]
+    stack = merged(trace.stack, snapshot.blocks.stack[state_blocks])
+    birth_step[in_end] = snapshot.blocks.birth_step[state_blocks]
     return Lifetimes(
         address=address,
         stream=stream,
         size_bytes=size,
         requested_bytes=requested,
         pool=merged(trace.pool),
-        stack=merged(trace.stack, snapshot.blocks.stack[state_blocks]),
+        stack=np.where(stack == 0, missing_stack, stack),
         user_metadata=merged(trace.user_metadata),
+        birth_step=birth_step,
         alloc_event=alloc,
         free_requested_event=free_requested,
         free_event=free,

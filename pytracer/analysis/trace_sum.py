@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from pytracer.analysis.history import History, Lifetimes, Usage, totals, unknown_history
+from pytracer.analysis.history import (
+    History,
+    Lifetimes,
+    Usage,
+    missing_allocations,
+    totals,
+    unknown_history,
+)
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -71,6 +78,7 @@ def _history(snapshot: Snapshot, device: int, events: Column, block: Column) -> 
         column[order] for column in (alloc, free, free_requested, named)
     )
     size_bytes = trace.size_bytes[named]
+    missing_stack, birth_step = missing_allocations(trace, free_requested, free)
 
     def of_alloc(column: Column) -> Column:
         return np.where(alloc >= 0, column[named], 0).astype(column.dtype)
@@ -94,8 +102,9 @@ def _history(snapshot: Snapshot, device: int, events: Column, block: Column) -> 
             size_bytes=size_bytes,
             requested_bytes=size_bytes,
             pool=of_alloc(trace.pool),
-            stack=of_alloc(trace.stack),
+            stack=np.where(alloc >= 0, of_alloc(trace.stack), missing_stack),
             user_metadata=of_alloc(trace.user_metadata),
+            birth_step=birth_step,
             alloc_event=alloc,
             free_requested_event=free_requested,
             free_event=free,

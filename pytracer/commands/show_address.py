@@ -53,6 +53,5 @@ def show(files: Sequence[Sequence[AddressedBlock]], top: int) -> None:
 
 
 def _when(event: int | None, step: int | None, unknown: str) -> str:
-    if event is None:
-        return unknown
-    return f"event {event:,}" + ("" if step is None else f"\nstep {step}")
+    text = unknown if event is None else f"event {event:,}"
+    return text + ("" if step is None else f"\nstep {step}")

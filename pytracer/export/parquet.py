@@ -198,6 +198,8 @@ class _Tables:
                     is_outside = (event < 0) | (event >= len(time_us))
                     life[name] = np.ma.masked_where(is_outside, event)
                 is_older = np.ma.getmaskarray(life["alloc"])
+                step, birth = step_of(blocks.alloc_event[rows]), blocks.birth_step[rows]
+                step[birth != 0] = birth[birth != 0]
                 yield {
                     **self._origin_columns(device, len(is_older)),
                     "address": blocks.address[rows],
@@ -207,7 +209,7 @@ class _Tables:
                     "pool": _Coded(blocks.pool[rows], self._pools, is_older),
                     **self._stack(blocks.stack[rows]),
                     "phase": _Coded(blocks.user_metadata[rows], self._strings, is_older),
-                    "step": step_of(blocks.alloc_event[rows]),
+                    "step": step,
                     **{f"{name}_event": event for name, event in life.items()},
                     **{f"{name}_time": _times(time_us, event) for name, event in life.items()},
                     "category": _Coded(found.kind[rows], kinds[0]),

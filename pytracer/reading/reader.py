@@ -14,7 +14,15 @@ import numpy as np
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
 from pytracer.reading.metadata import file_metadata
-from pytracer.reading.snapshot import Blocks, Segments, Snapshot, Stacks, Trace, compress_constant
+from pytracer.reading.snapshot import (
+    Allocations,
+    Blocks,
+    Segments,
+    Snapshot,
+    Stacks,
+    Trace,
+    compress_constant,
+)
 
 # The message to the user, by the kind of `_reader.ReadError`.
 _MESSAGES = {
@@ -199,9 +207,13 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
     stacks: list[Any] = [offsets, tables["stack_frames"], *tables["frames"]]
     stacks += [*tables["stack_backward"], strings, metadata.torch_folders]
     events = [compress_constant(column) for column in tables.pop("events")]
+    missing = Allocations(*tables["allocations"])
     return Snapshot(
         path=path,
-        traces=tuple(Trace(*(column[rows] for column in events)) for rows in tables["traces"]),
+        traces=tuple(
+            Trace(*(column[rows] for column in events), missing=missing.within(rows))
+            for rows in tables["traces"]
+        ),
         segments=replace(segments, first_block=segments.first_block - block_rows.start),
         blocks=replace(blocks, segment=blocks.segment - segment_rows.start),
         stacks=Stacks(*stacks),

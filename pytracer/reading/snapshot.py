@@ -6,7 +6,7 @@ times are microseconds since the Unix epoch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +117,31 @@ class _Columns:
 
 
 @dataclass(frozen=True, eq=False)
+class Allocations(_Columns):
+    """What a trace's frees say of allocations that it lacks; columns of equal length.
+
+    Attributes:
+        event: int64, the free's index in the trace; ascending.
+        stack: uint32, the stack of the allocation.
+        birth_step: int64, the step of the allocation, as in `Blocks`.
+    """
+
+    event: Column
+    stack: Column
+    birth_step: Column
+
+    def within(self, rows: slice) -> "Allocations":
+        """Return those of some events, of which `rows.start` gets the index 0."""
+        begin, end = np.searchsorted(self.event, (rows.start, rows.stop))
+        event, stack, step = (column[begin:end] for column in vars(self).values())
+        return Allocations(event - rows.start, stack, step)
+
+
+def _no_allocations() -> Allocations:
+    return Allocations(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
 class Trace(_Columns):
     """The events of one device, oldest first; columns of equal length.
 
@@ -130,6 +155,8 @@ class Trace(_Columns):
         pool: uint32, an index in the snapshot's `pools`.
         compile_context, user_metadata: uint32, indices in the snapshot's `strings`. In pytracer's
             files `user_metadata` is the event's phase.
+        missing: What is known of the allocations of blocks that are freed in the trace, but not
+            allocated in it. Not a column.
     """
 
     action: Column
@@ -141,6 +168,7 @@ class Trace(_Columns):
     pool: Column
     compile_context: Column
     user_metadata: Column
+    missing: Allocations = field(default_factory=_no_allocations, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from pytracer.tracing.snapshot_files import Files, existing, note_written
 from pytracer.tracing.source_lines import GeneratedCode, generated_code, source_lines
 from pytracer.tracing.training_phases import MODULE_PHASES
 
-FORMAT_VERSION = (1, 14)
+FORMAT_VERSION = (1, 15)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 OOM_PATIENCE = 5

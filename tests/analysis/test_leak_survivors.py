@@ -17,15 +17,26 @@ RING = 200
 OTHERS = 20  # allocations of a step: the ring has some 5 steps
 
 
-def recorded(step: Step, path: Path, steps: int = 120, first: int = 1) -> DeviceLeaks:
-    """Record steps that others' allocations fill, and search the file for leaks."""
+def recorded(
+    step: Step, path: Path, steps: int = 120, first: int = 1, *, ends: bool = False
+) -> DeviceLeaks:
+    """Record steps that others' allocations fill, and search the file for leaks.
+
+    Args:
+        ends: The function that keeps what is kept returns before the file is written.
+    """
     kept: list[torch.Tensor] = []
-    with pytracer.Tracer(device="cpu", trace_alloc_max_entries=RING) as tracer:
+    ring = RING + steps * ends
+    with pytracer.Tracer(device="cpu", trace_alloc_max_entries=ring) as tracer:
+        model = [torch.empty(1000) for _ in range(10)]
         for number in range(first, first + steps):
             for _ in range(OTHERS):
                 torch.empty(100)
             step(kept, number)
             tracer.step()
+        if ends:
+            kept.clear()
+            model.clear()
         tracer.dump(path)
     (device,) = find_leaks(load(path)).devices
     return device
@@ -62,9 +73,12 @@ def keep_nothing(kept: list[torch.Tensor], _: int) -> None:
     kept[:] = [torch.empty(5000)]
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["lives", "ends"])
 @pytest.mark.parametrize(("step", "period"), [(keep, 1), (keep_rarely, 3)])
-def test_a_leak_of_steps_without_events(step: Step, period: int, tmp_path: Path) -> None:
-    device = recorded(step, tmp_path / "a.pickle")
+def test_a_leak_of_steps_without_events(
+    step: Step, period: int, ends: bool, tmp_path: Path
+) -> None:
+    device = recorded(step, tmp_path / "a.pickle", ends=ends)
     # THEN it is found since the first step, at its rate
     assert device.verdict == "leak", answer(device)
     [growth] = device.growths
@@ -74,9 +88,12 @@ def test_a_leak_of_steps_without_events(step: Step, period: int, tmp_path: Path)
     assert (device.first, device.last) == (1, 120)
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["lives", "ends"])
 @pytest.mark.parametrize("step", [replace_oldest, thin_out, keep_at_random, keep_nothing])
-def test_what_is_released_sooner_or_later_is_not_accused(step: Step, tmp_path: Path) -> None:
-    device = recorded(step, tmp_path / "a.pickle")
+def test_what_is_released_sooner_or_later_is_not_accused(
+    step: Step, ends: bool, tmp_path: Path
+) -> None:
+    device = recorded(step, tmp_path / "a.pickle", ends=ends)
     assert device.verdict != "leak", answer(device)
 
 

@@ -243,7 +243,7 @@ TEST(an_accelerators_events_are_recorded_as_they_come) {
   const DeviceView device = recording.session.view().devices[0];
   const std::vector<Event> events = copy_events(device);
   CHECK(events.size() == 3 && device.capture.counts.unknown_frees == 1);
-  CHECK(events[0].size == 8 && events[2].action == PYTRACER_ALLOC && events[2].size == 9);
+  CHECK(events[0].size() == 8 && events[2].action == PYTRACER_ALLOC && events[2].size() == 9);
   CHECK(device.capture.blocks.size() == 1 && device.capture.blocks[0].size == 9);
 }
 
@@ -348,7 +348,7 @@ TEST(a_free_is_two_events_if_anything_differs_or_comes_between) {
   // The same labels make one event, which has them.
   const std::vector<Event> one = events_of([&] { completed(64, &labels); }, &labels);
   CHECK(one.size() == 2 && one[1].action == kFree && one[1].metadata != 0);
-  CHECK(one[1].alloc_stack == one[0].stack && one[1].size == 1);
+  CHECK(one[1].alloc_stack == one[0].stack && one[1].size() == 1);
   // Another stack, phase or label of the completion
   check_two(events_of([&] {
               run_frames({frame_at(1, 7)});
@@ -459,7 +459,7 @@ TEST(an_out_of_memory_that_is_recorded_late_has_the_time_of_the_allocators_clock
   record(0, PYTRACER_ALLOC, 128, 1, allocator_time());
   const View view = recording.session.view();
   const std::vector<Event> events = copy_events(view.devices[0]);
-  CHECK(events[1].action == PYTRACER_OOM && events[1].size == 512 && events[1].address == 7);
+  CHECK(events[1].action == PYTRACER_OOM && events[1].size() == 512 && events[1].address == 7);
   CHECK(events[0].ticks < events[1].ticks && events[1].ticks < events[2].ticks);
 }
 

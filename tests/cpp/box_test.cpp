@@ -67,7 +67,7 @@ TEST(a_box_has_what_threads_record) {
   const auto stacks = restored_stacks(box, 0, 0);
   for (size_t i = 0; i < events.size(); ++i) {
     const Event& event = held[(ring->count - events.size() + i) % kEntries];
-    CHECK(event.address == events[i].address && event.size == events[i].size &&
+    CHECK(event.address == events[i].address && event.packed_size == events[i].packed_size &&
           event.stack == events[i].stack && event.ticks == events[i].ticks);
     // AND their stacks, by name
     if (event.stack == 0) continue;  // dropped, while a generation took over

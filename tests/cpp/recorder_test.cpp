@@ -36,10 +36,10 @@ void check_consistent(const DeviceView& device) {
   std::map<uint64_t, uint64_t> alive;
   for (const Event& event : events) {
     if (event.action == PYTRACER_ALLOC) {
-      CHECK(alive.emplace(event.address, event.size).second);
+      CHECK(alive.emplace(event.address, event.size()).second);
     } else {
       const auto found = alive.find(event.address);
-      CHECK(found != alive.end() && found->second == event.size);
+      CHECK(found != alive.end() && found->second == event.size());
       alive.erase(found);
     }
   }
@@ -111,15 +111,15 @@ TEST(a_ring_shrinks_when_its_largest_owner_is_gone) {
   // THEN the ring has the size of the other one, with its newest events
   CHECK(ring_bytes() == 4 * sizeof(Event));
   std::vector<Event> events = copy_events(small.view().devices[0]);
-  CHECK(events.size() == 4 && events[0].size == 97 && events[3].size == 100);
+  CHECK(events.size() == 4 && events[0].size() == 97 && events[3].size() == 100);
   alloc(101 * 64, 101);
   events = copy_events(small.view().devices[0]);
-  CHECK(events.size() == 4 && events[0].size == 98 && events[3].size == 101);
+  CHECK(events.size() == 4 && events[0].size() == 98 && events[3].size() == 101);
   // AND the reader still has all of its own
   CHECK(copy_events(view.devices[0]).size() == 100);
   // WHEN a session asks for less, THEN the ring shrinks too
   small.change(2, 32, Context::all);
-  CHECK(ring_bytes() == 2 * sizeof(Event) && copy_events(small.view().devices[0])[0].size == 100);
+  CHECK(ring_bytes() == 2 * sizeof(Event) && copy_events(small.view().devices[0])[0].size() == 100);
 }
 
 TEST(a_ring_without_an_owner_is_small) {
@@ -252,7 +252,7 @@ TEST(a_paused_session_keeps_its_blocks) {
   alloc(1024, 1);
   seen = session.view().devices[0];
   const std::vector<Event> events = copy_events(seen);
-  CHECK(events.size() == 2 && events[0].size == 1 && events[1].address == 1024);
+  CHECK(events.size() == 2 && events[0].size() == 1 && events[1].address == 1024);
   CHECK(seen.capture.blocks.size() == 3 && seen.capture.counts.unknown_frees == 0);
   for (const LiveBlock& block : seen.capture.blocks) CHECK(block.stack != 0);
   const View blocks = session.view(false);
@@ -294,8 +294,42 @@ TEST(events_carry_phase_and_size_of_freed_blocks) {
   const DeviceView device = session.view().devices[0];
   const std::vector<Event> events = copy_events(device);
   CHECK(events.size() == 2 && events[0].phase == 3);
-  CHECK(events[1].size == 99 && events[1].phase == 0);
+  CHECK(events[1].size() == 99 && events[1].phase == 0);
   CHECK(device.capture.counts.unknown_frees == 1);
+}
+
+TEST(a_free_tells_the_step_of_its_allocation) {
+  Session session(options(100));
+  session.start();
+  uint32_t step = 1;
+  session.begin_step(step, true);
+  const auto begin_steps = [&](uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) session.begin_step(++step);
+  };
+  const auto birth_of_freed = [&](uint64_t address) {
+    release(address);
+    const DeviceView device = session.view().devices[0];
+    return birth_step(device, copy_events(device).back(), step);
+  };
+  begin_steps(2);
+  alloc(64);
+  begin_steps(2);
+  alloc(128);
+  begin_steps(2);
+  CHECK(birth_of_freed(64) == 3);
+  // Of many steps, an earlier one is told. One that is too long ago is not.
+  begin_steps(30'000);
+  const uint32_t early = birth_of_freed(128);
+  CHECK(early >= 1 && early <= 5);
+  alloc(64);
+  begin_steps(40'000);
+  CHECK(birth_of_freed(64) == 0);
+  alloc(128);
+  const uint32_t born = step;
+  begin_steps(100);
+  const uint32_t late = birth_of_freed(128);
+  CHECK(late <= born && late + 64 > born);
+  CHECK(copy_events(session.view().devices[0]).back().size() == 8);
 }
 
 TEST(only_a_thread_that_runs_no_python_inherits_a_phase) {
@@ -357,7 +391,7 @@ TEST(an_address_given_out_twice_was_freed_in_between) {
   alloc(64, 9);
   const DeviceView device = session.view().devices[0];
   const std::vector<Event> events = copy_events(device);
-  CHECK(events.size() == 3 && events[1].action == PYTRACER_FREE_COMPLETED && events[1].size == 8);
+  CHECK(events.size() == 3 && events[1].action == PYTRACER_FREE_COMPLETED && events[1].size() == 8);
   check_consistent(device);
 }
 

@@ -11,14 +11,14 @@ namespace {
 Event numbered(uint64_t number) {
   Event event{};
   event.address = number;
-  event.size = number * 3;
+  event.packed_size = number * 3;
   event.stream = ~number;
   event.ticks = static_cast<int64_t>(number + 1);
   event.alloc_stack = static_cast<uint32_t>(number);
   return event;
 }
 bool whole(const Event& event, uint64_t number) {
-  return event.address == number && event.size == number * 3 && event.stream == ~number &&
+  return event.address == number && event.packed_size == number * 3 && event.stream == ~number &&
          event.ticks == static_cast<int64_t>(number + 1) && event.alloc_stack == static_cast<uint32_t>(number);
 }
 }  // namespace

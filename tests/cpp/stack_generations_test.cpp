@@ -79,9 +79,9 @@ uint64_t check_stacks(const View& view) {
   for (const DeviceView& device : view.devices) {
     for (const Event& event : copy_events(device)) {
       if (event.action == PYTRACER_SNAPSHOT) continue;
-      check(event.stack, event.size);
+      check(event.stack, event.size());
       if (!is_free(event)) continue;
-      check(event.alloc_stack, device.is_cpu() ? event.size : event.size - 1);
+      check(event.alloc_stack, device.is_cpu() ? event.size() : event.size() - 1);
     }
     for (const LiveBlock& block : device.capture.blocks) check(block.stack, block.size);
     for (const LiveBlock& block : device.capture.segments) check(block.stack, block.size);
@@ -172,7 +172,7 @@ TEST(a_stack_that_a_view_shows_is_not_given_up) {
   const std::vector<Event> events = copy_events(view->devices[0]);
   alloc_and_free(1000, kManyStacks);
   CHECK(stacks_of(session).generations == 2 && stacks_of(session).dropped > 0);
-  for (const Event& event : events) CHECK(number_of(*view->stacks, event.stack) == event.size);
+  for (const Event& event : events) CHECK(number_of(*view->stacks, event.stack) == event.size());
   view.reset();
   const uint64_t dropped = stacks_of(session).dropped;
   alloc_and_free(1000, kManyStacks);
@@ -364,7 +364,7 @@ TEST(functions_are_dropped_while_threads_record) {
     const View view = session.view();
     for (const Event& event : copy_events(view.devices[0])) {
       if (event.stack == 0) continue;
-      CHECK(name_of(*view.stacks, event.stack) == "f" + std::to_string(event.size));
+      CHECK(name_of(*view.stacks, event.stack) == "f" + std::to_string(event.size()));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -9,6 +9,8 @@ import socket
 import sys
 from pathlib import Path
 
+import torch
+
 import pytracer
 from pytracer.tracing.snapshot_writer import FORMAT_VERSION
 
@@ -39,6 +41,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).to(DEVICE)
 with pytracer.annotate_modules(model):
     model(torch.ones(8, device=DEVICE)).sum().backward()
 gradient = train(torch.ones(8, 8, device=DEVICE, requires_grad=True))
+older.clear()
 kept = [step(torch.ones(8, 8, device=DEVICE)) for _ in range(3)]
 pinned = pin()
 """
@@ -56,7 +59,13 @@ if __name__ == "__main__":
     # A depth of two frames leaves out the frame of this file.
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
     options["pinned_memory"] = device == "cuda"
+    # The ring loses the allocation of `older`, and keeps its free.
+    options["trace_alloc_max_entries"] = 60
     with pytracer.Tracer(path, device=device, forward_stacks=True, **options) as tracer:
+        older = [torch.ones(2000, device=device) for _ in range(30)]
+        tracer.step()
+        del older[1:]
         with pytracer.annotate("training"):
-            exec(compile(TRAINING, str(program), "exec"), {"DEVICE": device, "pytracer": pytracer})
+            code = compile(TRAINING, str(program), "exec")
+            exec(code, {"DEVICE": device, "pytracer": pytracer, "older": older})
         tracer.step()

@@ -21,8 +21,9 @@ def read(folder: Path) -> dict[str, Snapshot]:
 
 
 def trace(snapshot: Snapshot) -> Events:
+    """Return the events of the only device, without what this file lacks of their blocks."""
     (events,) = snapshot["device_traces"]
-    return list(events)
+    return [{key: event[key] for key in event if key != "allocation"} for event in events]
 
 
 def of_phase(events: Events, *names: str) -> Events:

@@ -17,6 +17,7 @@ from pytracer.reading.snapshot import (
     INACTIVE,
     NO_TIME,
     PENDING_FREE,
+    Allocations,
     Blocks,
     Segments,
     Snapshot,
@@ -66,7 +67,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
 
     has_host = bool(top.get("host_traces") or top.get("host_segments"))
     host_device = len(top["device_traces"]) if has_host else None
-    traces = []
+    traces: list[Trace] = []
     for events in [*top["device_traces"], *([top.get("host_traces", [])] if has_host else [])]:
         rows = [
             (
@@ -82,7 +83,17 @@ def convert(content: Any, path: str = "") -> Snapshot:
             )
             for e in events
         ]
-        traces.append(Trace(*columns(rows, "u1 i8 i8 i8 i8 u4 u4 u4 u4")))
+        missing = [
+            (event, stack(e["allocation"]), e["allocation"].get("birth_step", 0))
+            for event, e in enumerate(events)
+            if "allocation" in e
+        ]
+        traces.append(
+            Trace(
+                *columns(rows, "u1 i8 i8 i8 i8 u4 u4 u4 u4"),
+                missing=Allocations(*columns(missing, "i8 u4 i8")),
+            )
+        )
 
     segments, blocks = [], []
     in_order = [name for name in top if name in ("segments", "host_segments")]

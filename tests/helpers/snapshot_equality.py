@@ -47,11 +47,14 @@ def contents(snapshot: Snapshot) -> dict[str, Any]:
         "devices": len(snapshot.traces),
         "host_device": snapshot.host_device,
     }
-    tables = {"segments": snapshot.segments, "blocks": snapshot.blocks}
-    tables |= {f"traces[{device}]": trace for device, trace in enumerate(snapshot.traces)}
+    tables: dict[str, Any] = {"segments": snapshot.segments, "blocks": snapshot.blocks}
+    for device, trace in enumerate(snapshot.traces):
+        tables |= {f"traces[{device}]": trace, f"traces[{device}].missing": trace.missing}
     for table_name, table in tables.items():
         for field in fields(table):
             column: np.ndarray = getattr(table, field.name)
+            if column is getattr(table, "missing", None):
+                continue
             values = column.tolist()
             if field.name in meanings:
                 values = [meanings[field.name][value] for value in values]

@@ -40,6 +40,7 @@ EVENT_TYPES = {
     "compile_context": str,
     "user_metadata": str,
 }
+ALLOCATION_TYPES = {"frames": list, "birth_step": int}  # pytracer's own, of blocks that are freed
 OOM_TYPES = {("device_free" if key == "addr" else key): kind for key, kind in EVENT_TYPES.items()}
 FRAME_TYPES = {"filename": str, "name": str, "line": int}
 ANNOTATION_TYPES = {"name": str, "stage": str, "device": int, "time_us": int}

@@ -11,6 +11,7 @@ from typing import Any
 from viewed_traces import Memory
 from viewed_values import (
     ALLOCATED,
+    ALLOCATION_TYPES,
     ANNOTATION_TYPES,
     BLOCK_TYPES,
     CATEGORY_TYPES,
@@ -52,7 +53,8 @@ def check_snapshot(snapshot: dict[str, Any]) -> None:
             _check_event(event, f"device {device} event {number}")
     blocks = [block for segment in segments for block in segment["blocks"]]
     holders = [*segments, *blocks, *(event for trace in traces for event in trace)]
-    _check_frames(holders)
+    told = [event.get("allocation", {}) for trace in traces for event in trace]
+    _check_frames([*holders, *(allocation for allocation in told if "frames" in allocation)])
     _check_unshared(holders)
     for device, trace in enumerate(traces):
         memory = Memory(device, segments)
@@ -132,7 +134,14 @@ def _check_segment(segment: Any, where: str) -> None:
 def _check_event(event: Any, where: str) -> None:
     require(isinstance(event, dict), f"{where} is a {type(event).__name__}")
     action = event.get("action")
-    check_types(event, OOM_TYPES if action == "oom" else EVENT_TYPES, where)
+    types = OOM_TYPES if action == "oom" else EVENT_TYPES
+    if action in {"free_requested", "free_completed"} and "allocation" in event:
+        types = types | {"allocation": dict}
+        told = event["allocation"]
+        require(told, f"{where}: an empty allocation")
+        known = {key: kind for key, kind in ALLOCATION_TYPES.items() if key in told}
+        check_types(told, known, where)
+    check_types(event, types, where)
     _check_pool(event["pool_id"], where)
     require(event["size"] >= 0, f"{where}: size {event['size']}")
     require(event["time_us"] >= 0, f"{where}: time_us {event['time_us']}")

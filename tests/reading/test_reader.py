@@ -62,9 +62,15 @@ EVENT = {
     "compile_context": "N/A",
     "user_metadata": "forward",
 }
+FREE = {**EVENT, "action": "free_requested", "addr": 4096}
+FREE["allocation"] = {"frames": [MAIN], "forward_frames": ['  File "a.py", line 3, in f\n']}
 SNAPSHOT: dict[str, Any] = {
     "segments": [SEGMENT],
-    "device_traces": [[EVENT, {**EVENT, "action": "oom", "device_free": 77} | {"addr": 77}], []],
+    "device_traces": [
+        [EVENT, {**EVENT, "action": "oom", "device_free": 77} | {"addr": 77}],
+        [],
+        [dict(EVENT), FREE, FREE | {"allocation": {"birth_step": 3}}],
+    ],
     "allocator_settings": {"expandable_segments": True},
     "external_annotations": [{"name": "x", "stage": "START", "device": 0, "time_us": 3}],
     "pytracer": {"format_version": [1, 3], "rank": None, "metadata": {"rate": 0.5, "big": 2**64}},
@@ -96,8 +102,9 @@ def test_a_snapshot_becomes_columns(tmp_path: Path, protocol: int) -> None:
     snapshot = load(path)
     # THEN its columns have the snapshot's contents
     assert_same(snapshot, reference_reader.convert(SNAPSHOT))
-    trace, empty = snapshot.traces
-    assert (len(trace), len(empty)) == (2, 0)
+    assert [len(each) for each in snapshot.traces] == [2, 0, 3]
+    assert [each.missing.event.tolist() for each in snapshot.traces] == [[], [], [1, 2]]
+    trace = snapshot.traces[0]
     assert [snapshot.actions[action] for action in trace.action] == ["alloc", "oom"]
     assert trace.address.tolist() == [512, 77]
     assert snapshot.stacks.frames(trace.stack[0]) == (Frame(**STEP), Frame(**MAIN))

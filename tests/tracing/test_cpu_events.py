@@ -1,11 +1,13 @@
 """Which events does a program's use of CPU memory have?"""
 
 import io
+import pickle
 import sys
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import viewers
@@ -15,6 +17,8 @@ from cpu_events import BYTE, Event, block, blocks_of, counts, events_of, frames_
 from torch import Tensor
 
 from pytracer import Tracer
+from pytracer.analysis.history import replay
+from pytracer.reading import load
 
 pytestmark = pytest.mark.usefixtures("no_collector")
 
@@ -233,6 +237,41 @@ def test_stack_depth(depth: int) -> None:
     assert events_of(tracer)[0].frames == frames[:depth]
     assert blocks_of(tracer.snapshot())[block(kept[0])] == frames[:depth]
     assert tracer.stats()["stacks"]["truncated"] == (len(frames) > depth)
+
+
+@pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
+def test_a_free_tells_of_an_allocation_that_the_file_lacks(context: str | None) -> None:
+    # GIVEN a block of the second step whose allocation leaves the ring, and one whose does not
+    with with_context(Tracer(trace_alloc_max_entries=5), context) as tracer:
+        tracer.step()
+        old, allocated = [torch.empty(500)], chain(sys._getframe())[:32]
+        tracer.step()
+        for _ in range(2):
+            torch.empty(600)
+        new = [torch.empty(700)]
+        # WHEN both are freed
+        old.clear()
+        new.clear()
+        torch.empty(800)
+    # THEN the free of the first has the stack and the step of its allocation
+    snapshot = tracer.snapshot()
+    viewers.check_snapshot(snapshot)
+    events = snapshot["device_traces"][0]
+    [free] = [event for event in events if "allocation" in event]
+    assert (free["action"], free["size"], free["allocation"]["birth_step"]) == (
+        "free_requested",
+        2000,
+        2,
+    )
+    frames = free["allocation"].get("frames", [])
+    assert frames_of(frames) == (allocated if context in {"alloc", "all"} else [])
+    # AND so has the block in the analysis
+    loaded = load(pickle.dumps(snapshot))
+    blocks = replay(loaded).blocks
+    [row] = np.flatnonzero(blocks.size_bytes == 2000)
+    assert (blocks.alloc_event[row], blocks.birth_step[row]) == (-1, 2)
+    if frames:
+        assert loaded.stacks.frames(blocks.stack[row])[0].line == frames[0]["line"]
 
 
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])

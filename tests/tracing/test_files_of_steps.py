@@ -20,8 +20,12 @@ pytestmark = pytest.mark.usefixtures("empty_log", "no_collector")
 
 
 def timeless(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return the events without times, which become more exact with more readings of the clock."""
-    return [{**event, "time_us": None} for event in snapshot["device_traces"][0]]
+    """Return what all files have of an event.
+
+    Times become more exact with more readings of the clock. An allocation is told at the free if
+    the file lacks it.
+    """
+    return [{**event, "time_us": 0, "allocation": 0} for event in snapshot["device_traces"][0]]
 
 
 # --- windows --------------------------------------------------------------------------------------

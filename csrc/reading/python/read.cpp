@@ -57,6 +57,11 @@ py::tuple to_arrays(EventColumns& events) {
                         to_array(events.user_metadata));
 }
 
+py::tuple to_arrays(AllocationColumns& allocations) {
+  return py::make_tuple(to_array(allocations.event), to_array(allocations.stack),
+                        to_array(allocations.birth_step));
+}
+
 py::tuple to_arrays(SegmentColumns& segments) {
   return py::make_tuple(to_array(segments.device), to_array(segments.address),
                         to_array(segments.size), to_array(segments.stream),
@@ -107,6 +112,7 @@ py::dict read(const py::object& file, const py::object& allowed_bytes,
   result["device_segments"] = to_slice(tables.device_segments);
   result["device_blocks"] = to_slice(tables.device_blocks);
   result["events"] = to_arrays(tables.events);
+  result["allocations"] = to_arrays(tables.allocations);
   result["segments"] = to_arrays(tables.segments);
   result["blocks"] = to_arrays(tables.blocks);
   result["stack_ends"] = to_array(tables.stacks.ends);

@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 
-from pytracer.analysis.block_categories import values_of
 from pytracer.analysis.call_sites import ProgramFiles, is_programs_frame
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import holder_names, main_holder
@@ -83,16 +82,10 @@ class Observation:
 _MOST_SLOTS = 256  # far fewer than steps whose blocks are told apart (`Blocks.birth_step`)
 
 
-def birth_steps(data: DeviceData) -> Column:
-    """Return the step in which each block was allocated that lives at the end; 0: not known."""
-    return values_of(data.snapshot.blocks.birth_step, data.rows_at_end)
-
-
-def edges_of_survivors(data: DeviceData, births: Column, first: int, last: int) -> Column | None:
+def edges_of_survivors(data: DeviceData, first: int, last: int) -> Column | None:
     """Return slots of equally many steps: the first one of each, and that after the last: int64.
 
     Args:
-        births: `birth_steps`.
         first, last: The complete steps of which the file has all events.
 
     Returns:
@@ -100,6 +93,7 @@ def edges_of_survivors(data: DeviceData, births: Column, first: int, last: int) 
     """
     # Steps of a job that goes on do not begin at 1.
     begun = data.snapshot.metadata.host_memory[0][0] if data.snapshot.metadata.host_memory else 1
+    births = data.history.blocks.birth_step
     earliest = min(begun, int(births[births > 0].min(initial=first)))
     steps = last + 1 - earliest
     if earliest >= first or steps < LEAST_SLOTS:
@@ -107,7 +101,7 @@ def edges_of_survivors(data: DeviceData, births: Column, first: int, last: int) 
     return np.linspace(earliest, last + 1, min(steps, _MOST_SLOTS) + 1).astype(np.int64)
 
 
-def slots_of_survivors(data: DeviceData, births: Column, edges: Column) -> tuple[Column, Column]:
+def slots_of_survivors(data: DeviceData, edges: Column) -> tuple[Column, Column]:
     """Return the slots in which each block was allocated and released, as `Lives` has them."""
     blocks, boundaries = data.history.blocks, data.boundaries
     step_of = partial(steps_at, boundaries, before=boundaries[0][0] - 1)
@@ -116,7 +110,7 @@ def slots_of_survivors(data: DeviceData, births: Column, edges: Column) -> tuple
         slot: Column = np.searchsorted(edges, step, "right") - 1
         return slot
 
-    birth = np.where(blocks.alloc_event >= 0, step_of(blocks.alloc_event), births)
+    birth = np.where(blocks.alloc_event >= 0, step_of(blocks.alloc_event), blocks.birth_step)
     is_left = blocks.free_requested_event >= len(data.trace)
     death = np.where(is_left, edges[-1], step_of(blocks.free_requested_event))
     return slot_of(birth), slot_of(death)

@@ -25,7 +25,6 @@ from pytracer.analysis.leaks.groups import leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.observation import (
     Observation,
-    birth_steps,
     edges_of_survivors,
     slots_of_survivors,
 )
@@ -251,12 +250,11 @@ def _observe_survivors(data: DeviceData, slots: Timeline) -> Observation | None:
         return None
     stride = int(slots.position[1] - slots.position[0]) if slots.slots > 1 else 1
     first = int(slots.position[0]) + 1 - stride
-    births = birth_steps(data)
-    edges = edges_of_survivors(data, births, first, int(slots.position[-1]))
+    edges = edges_of_survivors(data, first, int(slots.position[-1]))
     if edges is None:
         return None
     position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
-    seen = _observed(data, *slots_of_survivors(data, births, edges), position)
+    seen = _observed(data, *slots_of_survivors(data, edges), position)
     return replace(seen, events_from=first, volume_bytes=None)
 
 
@@ -266,8 +264,9 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
     in_slot = is_born & (birth >= 0)
     volume = np.bincount(birth[in_slot], blocks.requested_bytes[in_slot], count).astype(np.int64)
     is_carried = is_born & (death > birth)
-    # A block older than the first slot that was released has no stack: its allocation is missing.
+    # Blocks that are older than the first slot; the file may not say of which line.
     is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
+    is_lost &= (birth < 0) | (blocks.stack == 0)
     is_left = blocks.free_requested_event >= len(data.trace)
     found = np.flatnonzero((is_carried & ~is_lost) | (~is_born & is_left))
     row, at_end = data.rows_at_end[found], data.snapshot.blocks

@@ -64,3 +64,19 @@ def test_random_programs_whose_beginning_is_lost(seed: int, tmp_path: Path) -> N
         seen = [step for step in part.kept_in if step >= (device.first or 0)]
         if part.is_leak and len(seen) >= 6 and device.observed >= 8:
             assert part in accused or part in doubted, part
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_programs_that_have_ended(seed: int, tmp_path: Path) -> None:
+    # GIVEN a recording that has a few steps, and the frees of all that the program had kept
+    program = generated_leaks.run(
+        2000 + seed, tmp_path / "a.pickle", loses_beginning=True, ends=True
+    )
+    # THEN no part is accused that does not leak
+    _, accused, doubted = search(program)
+    assert [part for part in accused if not part.is_leak] == []
+    # AND those that leak regularly are found
+    for part in program.parts:
+        if part.is_leak and len(part.kept_in) >= 20:
+            by_chance = isinstance(part, generated_leaks.Sometimes)
+            assert part in accused or part in doubted or by_chance, part

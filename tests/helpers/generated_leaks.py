@@ -165,17 +165,29 @@ class Program:
     path: Path  # its recording
 
 
-def run(seed: int, path: Path, loses_beginning: bool) -> Program:
-    """Run the program of a seed and record it."""
+def run(seed: int, path: Path, loses_beginning: bool, *, ends: bool = False) -> Program:
+    """Run the program of a seed and record it.
+
+    Args:
+        loses_beginning: The ring overwrites the first steps.
+        ends: All is released before the file is written.
+    """
     source = random.Random(seed)
     kinds = source.sample(LEAKS, source.choice([0, 1, 1, 2])) + source.sample(INNOCENTS, 4)
     source.shuffle(kinds)
     parts = [kind(source, make if source.random() < 0.7 else torch.zeros) for kind in kinds]
     steps = source.randrange(40, 150)
     ring = source.randrange(600, 1600) if loses_beginning else 100_000
+    if ends:
+        ring = source.randrange(300, 550)
     with pytracer.Tracer(path, device="cpu", trace_alloc_max_entries=ring) as tracer:
+        model = [torch.zeros(5000) for _ in range(5)]
         for number in range(1, steps + 1):
             for part in parts:
                 part.step(number)
             tracer.step()
+        if ends:
+            model.clear()
+            for part in parts:
+                part.kept = None
     return Program(parts, steps, path)

@@ -178,8 +178,8 @@ def run(seed: int, path: Path, loses_beginning: bool, *, ends: bool = False) -> 
     parts = [kind(source, make if source.random() < 0.7 else torch.zeros) for kind in kinds]
     steps = source.randrange(40, 150)
     ring = source.randrange(600, 1600) if loses_beginning else 100_000
-    if ends:
-        ring = source.randrange(300, 550)
+    if ends:  # a few steps, and what is released at the end
+        ring = 60 + sum(part.is_leak for part in parts) * steps
     with pytracer.Tracer(path, device="cpu", trace_alloc_max_entries=ring) as tracer:
         model = [torch.zeros(5000) for _ in range(5)]
         for number in range(1, steps + 1):

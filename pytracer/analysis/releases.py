@@ -40,7 +40,7 @@ def releases(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[st
     is_of_engine = data.stack_places.is_of_engine
     stack = np.where(is_freed, trace.stack[np.where(is_freed, freed, 0)], 0).astype(np.int64)
     stack[is_of_engine[stack]] = 0
-    begin = blocks.alloc_event[rows].astype(np.int64)
+    begin = np.maximum(blocks.alloc_event[rows].astype(np.int64), 0)  # as far as the trace goes
     # What was kept for long comes first: short-lived blocks of a recording may have more bytes.
     held = np.bincount(stack, blocks.size_bytes[rows] * (freed - begin), len(stacks))
     # Frees and allocations of autograd's engine are on threads of their own.
@@ -61,7 +61,7 @@ def releases(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[list[st
         # as in a loop, released anything meanwhile.
         earlier = np.searchsorted(inside[ends], inside[freed[places]])
         is_one_call = np.append(-1, ends)[earlier] < begin[places]
-        is_over = (begin[places] >= 0) & (elsewhere[freed[places]] == elsewhere[begin[places]])
+        is_over = elsewhere[freed[places]] == elsewhere[begin[places]]
         made_by = np.where(is_over & is_one_call, blocks.stack[rows[places]], 0)
         used, which = np.unique(made_by, return_inverse=True)
         numbers = np.zeros(len(used), np.int64)

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable
 
+import pytest
 import torch
 
 import pytracer
@@ -42,9 +43,11 @@ def makes_one_of_two() -> torch.Tensor:
     return kept
 
 
-def holders(program: Callable[[], None]) -> tuple[dict[str | None, int], str]:
+def holders(
+    program: Callable[[], None], entries: int = 100_000
+) -> tuple[dict[str | None, int], str]:
     """Return who held how much at the peak, and the answer as text."""
-    with pytracer.Tracer(device="cpu") as tracer:
+    with pytracer.Tracer(device="cpu", trace_alloc_max_entries=entries) as tracer:
         program()
         make(100)
         snapshot = load(pickle.dumps(tracer.snapshot(), protocol=4))
@@ -53,8 +56,9 @@ def holders(program: Callable[[], None]) -> tuple[dict[str | None, int], str]:
     return {group.holder: group.requested_bytes for group in held.groups}, answer
 
 
-def test_what_a_function_kept_until_it_returned() -> None:
-    found, answer = holders(keeps_until_it_returns)
+@pytest.mark.parametrize("entries", [100_000, 7], ids=["", "without its allocations"])
+def test_what_a_function_kept_until_it_returned(entries: int) -> None:
+    found, answer = holders(keeps_until_it_returns, entries)
     assert found["until keeps_until_it_returns() returned"] == 3 * KEPT
     assert "kept until keeps_until_it_returns() returned" in " ".join(answer.split())
 
@@ -70,8 +74,9 @@ def test_a_line_that_replaced_what_it_had() -> None:
     assert sum(found.values()) >= 2 * KEPT
 
 
-def test_a_line_that_calls_again_and_again() -> None:
-    found, _ = holders(replaces_in_a_ring)
+@pytest.mark.parametrize("entries", [100_000, 15], ids=["", "without the first allocations"])
+def test_a_line_that_calls_again_and_again(entries: int) -> None:
+    found, _ = holders(replaces_in_a_ring, entries)
     line = replaces_in_a_ring.__code__.co_firstlineno + 3
     until = f"until replaces_in_a_ring() released it (test_releases.py:{line})"
     # The first block of the ring is released by the first end that releases anything.

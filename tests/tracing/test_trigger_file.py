@@ -21,8 +21,10 @@ def touch() -> Callable[[Path], None]:
     times = iter(range(10**9, 2 * 10**9))
 
     def touch(path: Path) -> None:
-        path.touch()
-        os.utime(path, (now := next(times), now))
+        new = path.with_name("new")  # its time is set before anyone can see it
+        new.touch()
+        os.utime(new, (now := next(times), now))
+        new.replace(path)
 
     return touch
 

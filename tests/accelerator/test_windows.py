@@ -30,9 +30,13 @@ def patched() -> Iterator[None]:
 
 
 def events(snapshot: Snapshot, device: int = 0) -> list[Any]:
-    """Return all events except snapshot markers, which every session's trace contains."""
+    """Return what all files have of an event, without snapshot markers.
+
+    Later clock samples change interpolated times slightly. An allocation is told at the free if the
+    file lacks it.
+    """
     return [
-        {**event, "time_us": None}  # later clock samples change interpolated times slightly
+        {**event, "time_us": 0, "allocation": 0}
         for event in snapshot["device_traces"][device]
         if event["action"] != "snapshot"
     ]

@@ -1,10 +1,15 @@
 """A leak in one of several files is found, and files of different processes are not compared."""
 
+from pathlib import Path
+
 import pytest
+import torch
 from leaking_programs import LINE, MODEL, SIZE, keep, recorded
 from synthetic_snapshots import Program, file_metadata
 
+import pytracer
 from pytracer.analysis import find_leaks
+from pytracer.reading import load
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -65,3 +70,23 @@ def test_files_of_ranks_are_not_compared(has_metadata: bool) -> None:
     # THEN no rank leaks because another one holds more
     devices = find_leaks(*snapshots).devices
     assert [(device.verdict, device.files) for device in devices] == [("unknown", 1)] * 9
+
+
+@pytest.mark.parametrize("is_complete", [True, False], ids=["complete", "ends early"])
+def test_the_last_step_of_a_window_is_observed_if_it_is_complete(
+    is_complete: bool, tmp_path: Path
+) -> None:
+    # GIVEN a file of the steps 2 to 11, the last of which the program may not finish
+    kept = []
+    with pytracer.Tracer(
+        tmp_path, device="cpu", steps=range(2, 12), memory_snapshot_num_steps=10
+    ) as tracer:
+        for _ in range(10 + is_complete):
+            kept.append(torch.empty(1000))
+            tracer.step()
+        kept.append(torch.empty(1000))
+    # WHEN it is searched THEN all complete steps are observed
+    (path,) = tmp_path.glob("steps2-11/*.pickle")
+    (device,) = find_leaks(load(path)).devices
+    assert (device.first, device.last) == (2, 11 if is_complete else 10)
+    assert device.verdict == "leak"

@@ -60,6 +60,7 @@ def test_an_out_of_memory(
     lines = [line for line in capsys.readouterr().err.splitlines() if "out of memory" in line]
     assert len(lines) == 1
     assert lines[0].startswith("pytracer: out of memory: wrote ")
+    assert lines[0].endswith("; `pytracer show` shows the reason")
 
 
 @pytest.mark.parametrize(

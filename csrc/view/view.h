@@ -34,7 +34,7 @@ struct DeviceView {
     uint32_t epoch;  // the least one of blocks that were allocated in the step
     uint32_t number;
   };
-  std::vector<Birth> births;  // in order, also of steps without events; empty in Session::events()
+  std::vector<Birth> births;  // in order, also of steps without events
   // The step of a block's allocation, by its epoch. 0: none, or unknown.
   uint32_t birth_step(uint32_t epoch) const noexcept {
     const auto is_older = [](uint32_t given, const Birth& birth) { return given < birth.epoch; };

@@ -59,8 +59,8 @@ if __name__ == "__main__":
     # A depth of two frames leaves out the frame of this file.
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
     options["pinned_memory"] = device == "cuda"
-    # The ring loses the allocation of `older`, and keeps its free.
-    options["trace_alloc_max_entries"] = 60
+    # The ring loses allocations of `older`, and keeps their frees.
+    options["trace_alloc_max_entries"] = 100
     with pytracer.Tracer(path, device=device, forward_stacks=True, **options) as tracer:
         older = [torch.ones(2000, device=device) for _ in range(30)]
         tracer.step()

@@ -7,6 +7,19 @@
 
 namespace pytracer {
 
+namespace {
+
+// False: the file lacks the allocation of the block that is freed. `known`: the addresses of blocks whose
+// allocation it has.
+bool has_allocation(const Event& event, std::unordered_set<uint64_t>& known) {
+  if (event.action == PYTRACER_ALLOC) known.insert(event.address);
+  if (!is_free(event)) return true;
+  const bool completes = event.action != PYTRACER_FREE_REQUESTED;
+  return completes ? known.erase(event.address) > 0 : known.count(event.address) > 0;
+}
+
+}  // namespace
+
 bool SnapshotWriter::write_traces(bool copy_first) {
   const int count = file_index(PYTRACER_HOST_DEVICE);
   traces_.resize(view_.devices.size());
@@ -43,7 +56,7 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
       written.uses.push_back({*use, trace_items_});
     }
   };
-  std::unordered_set<uint64_t> known;  // addresses of blocks whose allocation the file has
+  std::unordered_set<uint64_t> known;
   bool step_is_new = false, is_first = true, has_written = false;
   const uint64_t end = device.capture.end;
   const uint64_t most = copy_first ? std::max<uint64_t>(end - device.first, 1) : kEventChunk;
@@ -74,15 +87,9 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
       if (step_is_new) written.steps.push_back({std::prev(step)->number, trace_items_});
       step_is_new = false;
       Allocation missing;
-      if (event.action == PYTRACER_ALLOC) {
-        known.insert(event.address);
-      } else if (is_free(event)) {
-        const bool completes = event.action != PYTRACER_FREE_REQUESTED;
-        const bool is_known = completes ? known.erase(event.address) > 0 : known.count(event.address) > 0;
-        if (!is_known) {
-          const uint32_t now = step == device.steps.begin() ? 0 : std::prev(step)->number;
-          missing = {view_.context >= Context::alloc ? event.alloc_stack : 0, birth_step(device, event, now)};
-        }
+      if (!has_allocation(event, known)) {
+        const uint32_t now = step == device.steps.begin() ? 0 : std::prev(step)->number;
+        missing = {view_.context >= Context::alloc ? event.alloc_stack : 0, birth_step(device, event, now)};
       }
       write_events(event, sequence, device, missing);
     }

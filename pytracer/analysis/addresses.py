@@ -82,7 +82,8 @@ def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
         ]
         times = [None if event is None else time_of(data.trace, event) for event in ends]
         steps = [None if event is None else step_at(data.boundaries, event) for event in ends]
-        steps[0] = steps[0] or int(lives.birth_step[row]) or None
+        if ends[0] is None:
+            steps[0] = int(lives.birth_step[row]) or None
         found.append(
             AddressedBlock(
                 path=snapshot.path,

@@ -250,9 +250,9 @@ class HeldMemory:
         return len(strings) + 1, lambda text: strings[text - 1] if text else None, phase
 
     def _by_step(self) -> _Coded:
-        step = steps_at(self.data.boundaries, self.column("alloc_event"))
-        known = np.where(step == 0, self.column("birth_step"), step)
-        steps, code_of = np.unique(known, return_inverse=True)
+        births = self.column("birth_step")
+        step = steps_at(self.data.boundaries, self.column("alloc_event"), births)
+        steps, code_of = np.unique(step, return_inverse=True)
         return len(steps), lambda code: int(steps[code]) or None, code_of
 
     def _by_age(self) -> _Coded:

@@ -62,7 +62,8 @@ class Lifetimes:
         requested_bytes: int64, the size that the program requested.
         pool, stack, user_metadata: uint32, columns of the allocation's event. They are 0 for blocks
             older than the trace, except a `stack` that the file has with the block or its free.
-        birth_step: int64, the step of the allocation of a block older than the trace; 0: unknown.
+        birth_step: int64, the step of the allocation, of blocks that are older than the trace or
+            still exist at the end, as in `Blocks` of the snapshot; 0: unknown.
         alloc_event: int32, the event that allocated the block; -1 if it is older than the trace.
         free_requested_event, free_event: int32, the event by which the program freed the block, and
             the event after which its memory could serve another allocation. -1 is before the trace,

@@ -199,7 +199,8 @@ class _Tables:
                     life[name] = np.ma.masked_where(is_outside, event)
                 is_older = np.ma.getmaskarray(life["alloc"])
                 step, birth = step_of(blocks.alloc_event[rows]), blocks.birth_step[rows]
-                step[birth != 0] = birth[birth != 0]
+                is_told = is_older & (birth != 0)
+                step[is_told] = birth[is_told]
                 yield {
                     **self._origin_columns(device, len(is_older)),
                     "address": blocks.address[rows],

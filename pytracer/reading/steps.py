@@ -64,11 +64,12 @@ def step_at(boundaries: Boundaries, event: int) -> int | None:
     return boundaries[after - 1][0] if after else None
 
 
-def steps_at(boundaries: Boundaries, events: Column, before: int = 0) -> Column:
+def steps_at(boundaries: Boundaries, events: Column, before: Column | int = 0) -> Column:
     """Return the step of each event: int64; `before`: of those before the first boundary."""
-    steps = np.array([before, *(step for step, _ in boundaries)], np.int64)
+    steps = np.array([0, *(step for step, _ in boundaries)], np.int64)
     begins = np.array([first for _, first in boundaries], np.int64)
-    found: Column = steps[np.searchsorted(begins, events, "right")]
+    place = np.searchsorted(begins, events, "right")
+    found: Column = np.where(place == 0, before, steps[place])
     return found
 
 

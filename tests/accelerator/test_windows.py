@@ -6,18 +6,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 import viewers
 from amount import amount
 from processes import environment, run
+from step_files import Snapshot, timeless
 
 from pytracer import Tracer, annotate, patch_torch, text, unpatch_torch
 from pytracer.tracing import description
-
-Snapshot = dict[str, Any]
 
 STEPS = 4
 
@@ -27,19 +25,6 @@ def patched() -> Iterator[None]:
     patch_torch()
     yield
     unpatch_torch()
-
-
-def events(snapshot: Snapshot, device: int = 0) -> list[Any]:
-    """Return what all files have of an event, without snapshot markers.
-
-    Later clock samples change interpolated times slightly. An allocation is told at the free if the
-    file lacks it.
-    """
-    return [
-        {**event, "time_us": 0, "allocation": 0}
-        for event in snapshot["device_traces"][device]
-        if event["action"] != "snapshot"
-    ]
 
 
 def read(folder: Path) -> Snapshot:
@@ -83,15 +68,15 @@ def test_overlapping_sessions_have_the_same_events(
         memory._record_memory_history(enabled=None)
         at_the_end = complete.snapshot()
     # THEN the sessions together equal the complete run, and each window equals a session
-    by_step = [events(session) for session in sessions]
+    by_step = [timeless(session) for session in sessions]
     assert all(len(step_events) > 20 for step_events in by_step)
     run_events = [event for step_events in by_step for event in step_events]
-    assert run_events == events(at_the_end)
+    assert run_events == timeless(at_the_end)
     folders = {path.name for path in tmp_path.glob("[!.]*")}
     assert folders == {"step2", "step3"}
     for step in (2, 3):
         snapshot = read(tmp_path / f"step{step}")
-        assert events(snapshot) == by_step[step - 1]
+        assert timeless(snapshot) == by_step[step - 1]
         # AND a block from before the window has the stack of its allocation
         (block,) = (
             block
@@ -103,7 +88,7 @@ def test_overlapping_sessions_have_the_same_events(
         # AND each phase's file has its events, including those of autograd's threads
         for phase in ("rollout", "update"):
             expected = [e for e in by_step[step - 1] if e["user_metadata"] == phase]
-            assert events(read(tmp_path / f"step{step}" / phase)) == expected
+            assert timeless(read(tmp_path / f"step{step}" / phase)) == expected
             assert any(not event["frames"] for event in expected) == (phase == "update")
 
 
@@ -136,10 +121,10 @@ def test_windows_while_threads_allocate(backend: str, device: ModuleType, tmp_pa
         stop.set()
         for thread in threads:
             thread.join()
-        everything = events(complete.snapshot())
+        everything = timeless(complete.snapshot())
     # THEN every file is consistent (`read` checks this), and each event is in exactly one file
     files = [read(tmp_path / f"step{step}") for step in range(1, count + 1)]
-    parts = [event for file in files for event in events(file)]
+    parts = [event for file in files for event in timeless(file)]
     assert len(parts) > 25 * count
     assert everything[: len(parts)] == parts
 
@@ -170,12 +155,12 @@ with pytracer.Tracer("out", steps=[2], discrete=True) as tracer:
     folder = tmp_path / "out" / "step2"
     content = read(folder)
     assert content["pytracer"]["backends"] == [backend]
-    assert [e["size"] for e in events(content) if e["action"] == "alloc"] == [2000, 3000]
+    assert [e["size"] for e in timeless(content) if e["action"] == "alloc"] == [2000, 3000]
     devices = content["pytracer"]["devices"]
     assert {step for device in devices for step, _ in device["steps"]} == {2}
     # AND a phase has a file if it began on the device
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"later"}
-    assert [e["size"] for e in events(read(folder / "later")) if e["action"] == "alloc"] == [3000]
+    assert [e["size"] for e in timeless(read(folder / "later")) if e["action"] == "alloc"] == [3000]
 
 
 def test_the_summary_line_has_the_allocators_peak(

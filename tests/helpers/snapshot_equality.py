@@ -52,9 +52,9 @@ def contents(snapshot: Snapshot) -> dict[str, Any]:
         tables |= {f"traces[{device}]": trace, f"traces[{device}].missing": trace.missing}
     for table_name, table in tables.items():
         for field in fields(table):
-            column: np.ndarray = getattr(table, field.name)
-            if column is getattr(table, "missing", None):
+            if field.name == "missing":  # a table of its own
                 continue
+            column: np.ndarray = getattr(table, field.name)
             values = column.tolist()
             if field.name in meanings:
                 values = [meanings[field.name][value] for value in values]

@@ -11,21 +11,12 @@ import pytest
 import torch
 from amount import amount
 from processes import run
-from step_files import BYTE, Snapshot, allocated, job, load, names, only
+from step_files import BYTE, allocated, job, load, names, only, timeless
 
 from pytracer import Tracer
 from pytracer.tracing.step_windows import CyclicSchedule
 
 pytestmark = pytest.mark.usefixtures("empty_log", "no_collector")
-
-
-def timeless(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return what all files have of an event.
-
-    Times become more exact with more readings of the clock. An allocation is told at the free if
-    the file lacks it.
-    """
-    return [{**event, "time_us": 0, "allocation": 0} for event in snapshot["device_traces"][0]]
 
 
 # --- windows --------------------------------------------------------------------------------------

@@ -67,17 +67,16 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     trace, places = snapshot.traces[device], stack_places(snapshot)
     freed = np.clip(lives.free_requested_event, -1, len(trace))
     is_freed = (freed >= 0) & (freed < len(trace))
-    is_in_trace = lives.alloc_event >= 0
-    alloc_stack = np.where(is_in_trace, lives.stack, 0)
+    is_in_trace, alloc_stack = lives.alloc_event >= 0, lives.stack
     free_stack = np.where(is_freed, trace.stack[np.where(is_freed, freed, 0)], 0)
-    is_known = is_in_trace & (alloc_stack != 0)
+    is_known = alloc_stack != 0
     place = places.place[alloc_stack]
     is_of_engine, is_recomputed = places.is_of_engine, places.is_recomputed
     by_forward = is_known & ((place != BACKWARD) | is_recomputed[alloc_stack])
-    by_engine = is_in_trace & is_of_engine[alloc_stack]
+    by_engine = is_of_engine[alloc_stack]
     freed_by_engine = is_freed & is_of_engine[free_stack]
     run = _runs(snapshot, device, places)
-    both = np.flatnonzero((is_known | by_engine) & (free_stack != 0))
+    both = np.flatnonzero(is_in_trace & is_known & (free_stack != 0))
     is_within = np.zeros(len(lives), bool)
     is_within[both] = run[lives.alloc_event[both]] == run[freed[both]]
     is_within &= place != OUTSIDE
@@ -86,7 +85,7 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     is_left = is_in_trace & (lives.free_requested_event >= len(trace))
     is_in_pass = is_left & (run[lives.alloc_event] == failed_run)
     # A later pass freed what a pass with a graph of its own had kept for it.
-    call = np.where(is_in_trace, places.engine_call[alloc_stack], 0)
+    call = places.engine_call[alloc_stack]
     is_kept = (call != 0) & places.is_second[free_stack] & freed_by_engine
     is_kept &= (places.engine_call[free_stack] != 0) & (places.engine_call[free_stack] != call)
     # The threads of accelerators do not show the call. But while the main thread runs one, it does
@@ -114,7 +113,9 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         (Rule.BATCH, is_known & places.makes_inputs[alloc_stack]),
         (
             Rule.ZERO_GRAD,
-            is_freed & places.is_zero_grad[free_stack] & (~is_in_trace | (place == BACKWARD)),
+            is_freed
+            & places.is_zero_grad[free_stack]
+            & ((place == BACKWARD) | ~(is_in_trace | is_known)),
         ),
         (Rule.REDUCED, by_engine & is_freed & places.reduces[free_stack]),
         (

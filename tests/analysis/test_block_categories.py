@@ -137,6 +137,46 @@ def test_other_threads_end_no_backward_pass(has_stacks: bool) -> None:
     assert has_stacks or found == alone
 
 
+class _Ones(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(64)
+
+
+def _freed(**options: Any) -> dict[int, tuple[bool, str, str]]:
+    """Return of each block that a training freed whether it is older than the trace, its category
+    and the rule, by how many events before the end it was freed."""
+    with pytracer.Tracer(device="cpu", forward_stacks=True, **options) as tracer:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in torch.utils.data.DataLoader(_Ones(), batch_size=8):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        data = device_data(load(pickle.dumps(tracer.snapshot(), protocol=4)), 0)
+    found, lives = data.block_categories, data.history.blocks
+    assert found is not None
+    ends = (lives.free_requested_event - len(data.trace)).tolist()
+    is_older = (lives.alloc_event < 0).tolist()
+    rows = zip(ends, is_older, found.kind.tolist(), strict=True)
+    return {end: (older, *found.kinds[kind]) for end, older, kind in rows if end < 0}
+
+
+def test_blocks_older_than_the_trace_have_the_categories_of_younger_ones() -> None:
+    # GIVEN a training, recorded as a whole, and with rings that have lost the allocations of blocks
+    _freed()
+    whole = _freed()
+    cut = [_freed(trace_alloc_max_entries=entries) for entries in range(10, 60, 5)]
+    older = [(end, *kind) for ring in cut for end, (is_older, *kind) in ring.items() if is_older]
+    # THEN what their stacks and their frees tell is the same
+    assert {(end, *whole[end][1:]) for end, category, _ in older if category != "unknown"} == {
+        kind for kind in older if kind[1] != "unknown"
+    }
+    assert {rule for _, _, rule in older} >= {"batch", "freed_by_node", "zero_grad"}
+
+
 def test_the_cpu_needs_no_forward_stacks() -> None:
     # GIVEN a recording without forward stacks, in which the engine's frame shows the backward pass
     found = _categories(_train())

@@ -45,7 +45,7 @@ class Owners:
         unread_gradients: int,  # how many gradients this thread may not read
         has_all_modules: bool,  # whether all older modules and optimizers were looked for
         holders: list[tuple[int, int, str]],  # of storages: address, device, who; "": not found
-        has_all_holders: bool,  # whether no Python tensor has the memory that is left
+        unheld: str,  # what keeps the memory that is left; "": perhaps a Python tensor
     ) -> None: ...
 
 MAX_DESCRIPTION: int

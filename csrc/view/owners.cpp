@@ -13,8 +13,6 @@ const char* const kRuleNames[kRules] = {"no_owner", "too_new", "module", "optimi
 
 namespace {
 
-const std::string kNoHolder = "no Python tensor";
-
 constexpr auto by_place = [](const auto& a, const auto& b) {
   return std::pair(a.device, a.address) < std::pair(b.device, b.address);
 };
@@ -30,9 +28,9 @@ auto first_from(const std::vector<Placed>& all, uint64_t address, int device) {
 }  // namespace
 
 Owners::Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners,
-               std::vector<Holder> holders, Missing missing)
+               std::vector<Holder> holders, Missing missing, std::string unheld)
     : marks_(std::move(marks)), owners_(std::move(owners)), holders_(std::move(holders)),
-      missing_(missing) {
+      missing_(missing), unheld_(std::move(unheld)) {
   std::stable_sort(owners_.begin(), owners_.end(), by_place);
   std::stable_sort(holders_.begin(), holders_.end(), by_place);
 }
@@ -59,7 +57,7 @@ Owners::Found Owners::find(uint64_t address, uint64_t size, const LiveBlock* liv
   }
   found.holder = holder_in(address, size, device);
   const bool is_owned = found.category != Category::unknown && found.category != Category::activation;
-  if (is_owned && found.holder == &kNoHolder) found.holder = nullptr;
+  if (is_owned && found.holder == &unheld_) found.holder = nullptr;
   return found;
 }
 
@@ -67,8 +65,8 @@ const std::string* Owners::holder_in(uint64_t address, uint64_t size, int device
   const auto holder = first_from(holders_, address, device);
   const bool is_in = holder != holders_.end() && holder->device == device &&
                      holder->address - address < size;
-  if (!is_in) return missing_.holders ? nullptr : &kNoHolder;
-  return holder->text.empty() ? nullptr : &holder->text;
+  const std::string& text = is_in ? holder->text : unheld_;
+  return text.empty() ? nullptr : &text;
 }
 
 const Owner* Owners::parameter_at(uint64_t address, int device) const {

@@ -71,10 +71,10 @@ class Owners {
     uint64_t tensors;    // that were not read
     uint64_t gradients;  // that this thread may not read
     bool modules;        // the search for older modules and optimizers was cut short
-    bool holders;        // some tensors were not looked at
   };
+  // `unheld`: the text for memory without an owner and a holder; "": some tensors were not looked at.
   Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners,
-         std::vector<Holder> holders, Missing missing);
+         std::vector<Holder> holders, Missing missing, std::string unheld);
 
   struct Found {
     Category category = Category::unknown;
@@ -94,13 +94,14 @@ class Owners {
   const Missing& missing() const noexcept { return missing_; }
 
  private:
-  // The text of the first holder in a block; null: there is none.
+  // The text of the first holder in a block, or of what no tensor has; null: neither is known.
   const std::string* holder_in(uint64_t address, uint64_t size, int device) const;
 
   std::vector<DeviceLog::Mark> marks_;
   std::vector<Owner> owners_;    // by device and address
   std::vector<Holder> holders_;  // by device and address
   const Missing missing_;
+  const std::string unheld_;
 };
 
 }  // namespace pytracer

@@ -128,7 +128,7 @@ def _with_holders(snapshot: Snapshot, device: int, kind: Column, row: Column) ->
     def has(is_wanted: Callable[[str], object]) -> Column:
         return texts_matching(is_wanted, strings, holder)
 
-    is_of_no_object = has(lambda text: text == NO_TENSOR)
+    is_of_no_object = has(lambda text: text.startswith(NO_TENSOR))
     for rule, holds, otherwise in (
         (Rule.IN_BACKWARD, ~has(tells_where), Rule.NO_FACT),
         (Rule.IN_OPERATOR, is_of_no_object, Rule.NO_FACT),

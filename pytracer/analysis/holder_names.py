@@ -9,6 +9,7 @@ import numpy as np
 from pytracer.reading.snapshot import Column, Snapshot
 
 NO_TENSOR = "no Python tensor"
+RECEIVED = f"{NO_TENSOR}, perhaps a process that received it"
 ITEM = "[…]"  # any item of a list or dict
 INSIDE = " (inside a "  # of a deque, and of other containers without numbers
 COMPILED = "compiled code"  # a variable of code that torch.compile made
@@ -19,7 +20,7 @@ _OF_EXCEPTION = ", which the traceback of "
 _VARIABLE = re.compile(r"\w+ of (?:.*\(\)|module __main__)")
 _OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
 _OF_LAST = re.compile(r", which (the traceback of )?last_\w+ of module sys keeps$")
-"""What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
+"""What files say of a block's holder: pytracer/owners/holders.py and csrc/holders/."""
 
 # An item is a number or a text in quotes, which may have brackets itself; or in the name of a
 # parameter the number of a module or a group; or the number of items that a container has.
@@ -61,7 +62,7 @@ def is_of_forward(holder: str) -> bool:
 
 def tells_where(holder: str | None) -> TypeGuard[str]:
     """Return whether the text of a holder tells where in the program to look."""
-    return holder is not None and holder != NO_TENSOR and not holder.startswith(TEMPORARY)
+    return holder is not None and not holder.startswith((NO_TENSOR, TEMPORARY))
 
 
 def bound_of(holder: str | None) -> tuple[int, int] | None:
@@ -86,8 +87,8 @@ def outermost_name(holder: str) -> str:
 
 def kept_by_text(holder: str) -> str:
     """Return a clause about what keeps memory, as in "kept by losses[…] of main()"."""
-    if holder == NO_TENSOR:
-        return f"{NO_TENSOR} keeps it"
+    if holder.startswith(NO_TENSOR):
+        return holder.replace(NO_TENSOR, f"{NO_TENSOR} keeps it")
     if holder == TEMPORARY:
         return "code that runs keeps it"
     if holder.startswith(UNTIL):

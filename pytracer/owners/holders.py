@@ -19,6 +19,8 @@ MAX_SECONDS = 0.3  # how long the search takes at most, in which no other thread
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.cpp
 _TEMPORARY = "a temporary value"  # code that runs has it: csrc/holders/search.cpp
+_NO_TENSOR = "no Python tensor"
+_RECEIVED = f"{_NO_TENSOR}, perhaps a process that received it"
 
 Begin = tuple[int, int]
 """Where the storage of a tensor begins: the device, -1 for the CPU, and the address."""
@@ -83,6 +85,21 @@ class HoldersNow:
                 self.found[begin] = text
         for begin in unnamed:
             self.found[begin] = self.found.get(begin) or _TEMPORARY
+
+
+def without_tensor() -> str:
+    """Return what has memory that no Python tensor has.
+
+    What torch.multiprocessing has sent to a process is kept until that process drops it.
+    """
+    reductions = sys.modules.get("torch.multiprocessing.reductions")
+    sent = list(getattr(reductions, "shared_cache", {}).items())
+    # What was received has a pair as its key, what is in a file its path.
+    is_sent = any(
+        isinstance(key, bytes) and not key.startswith(b"/") and storage.expired()
+        for key, storage in sent
+    )
+    return _RECEIVED if is_sent else _NO_TENSOR
 
 
 def _are_all(torch: Any, tensors: list[Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.owners.gradients import GradientAccess
-from pytracer.owners.holders import IS_GARBAGE, Begin, HoldersNow
+from pytracer.owners.holders import IS_GARBAGE, Begin, HoldersNow, without_tensor
 from pytracer.owners.names import named_tensors, outermost
 from pytracer.owners.registry import REGISTRY
 from pytracer.owners.saved_tensors import SavedTensors
@@ -44,7 +44,7 @@ class OwnersNow:
         unread: How many owners could not be read, or are beyond `MAX_OWNERS`.
         holders: Addresses and devices of storages without an owner, or that a graph keeps, and who
             holds them; "": nobody was found.
-        has_all_holders: Whether no Python tensor has the memory without an owner or a holder.
+        unheld: What has the memory without an owner or a holder; "": perhaps a Python tensor.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OwnersNow:
         self.unread = 0
         self.unread_gradients = 0
         self.holders: list[tuple[int, int, str]] = []
-        self.has_all_holders = False
+        self.unheld = ""
         self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
         self._graphs: dict[Begin, int] = {}  # the id of the tensor that keeps a saved one
         self._later: dict[int, int] = {}
@@ -155,7 +155,8 @@ class OwnersNow:
         for root, text in now.of_roots.items():
             now.found.update(dict.fromkeys(self._of_roots[root], text))
         self.holders = [(address, device, text) for (device, address), text in now.found.items()]
-        self.has_all_holders = now.is_complete and self._has_all_graphs and not self.unread
+        if now.is_complete and self._has_all_graphs and not self.unread:
+            self.unheld = without_tensor()
 
     def _roots(self) -> Iterator[tuple[Any, bool]]:
         """Yield the models and optimizers of a class that has several, and whether it has many.
@@ -320,7 +321,7 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
             unread=now.unread + REGISTRY.dropped,
             unread_gradients=now.unread_gradients,
             holders=now.holders,
-            has_all_holders=now.has_all_holders,
+            unheld=now.unheld,
             has_all_modules=REGISTRY.is_complete,
         )
     except Exception as error:

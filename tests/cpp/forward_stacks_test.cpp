@@ -222,7 +222,7 @@ TEST(a_parameter_names_only_nodes_that_ran_after_its_block_was_allocated) {
   };
   const std::vector<Owner> owners = {owner(kFirst, "first"), owner(kSecond, "second")};
   const auto read = std::make_shared<Owners>(recording.session().mark(), owners,
-                                             std::vector<Holder>{}, Owners::Missing{});
+                                             std::vector<Holder>{}, Owners::Missing{}, "");
   View view = recording.view();
   view.owners = read;
   const ParameterNames names(view);

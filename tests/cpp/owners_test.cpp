@@ -19,7 +19,7 @@ Owner owner(uint64_t address, uint64_t size, Category category, const char* name
 
 Owners::Found find(std::vector<Owner> owners, uint64_t address, uint64_t size,
                    uint32_t epoch = kEpoch - 1) {
-  const Owners all({{0, kEpoch, 0, true}}, std::move(owners), {}, {});
+  const Owners all({{0, kEpoch, 0, true}}, std::move(owners), {}, {}, {});
   const LiveBlock live{address, size, 0, 0, 0, 0, epoch};
   Owners::Found found = all.find(address, size, &live, {}, 0);
   found.first = nullptr;  // gone with `all`
@@ -58,7 +58,7 @@ TEST(the_largest_owner_names_a_block) {
                       {owner(100, 10, Category::parameter, "small"),
                        owner(120, 50, Category::parameter, "large"),
                        owner(180, 20, Category::parameter, "last")},
-                      {}, {3, 2, true, false});
+                      {}, {3, 2, true}, {});
   const LiveBlock live{100, 100, 0, 0, 0, 0, 0};
   CHECK(owners.find(100, 100, &live, {}, 0).first->name == "large");
   CHECK(owners.count() == 3 && owners.missing().gradients == 2);
@@ -67,7 +67,7 @@ TEST(the_largest_owner_names_a_block) {
 TEST(a_block_that_is_a_workspace_has_it_as_its_owner) {
   const Owners owners({{0, kEpoch, 0, true}},
                       {{100, 1, 0, Category::workspace, Rule::cublas, "cuBLAS workspace"}}, {},
-                      {});
+                      {}, {});
   const LiveBlock live{100, 512, 0, 0, 0, 0, 0};
   const Owners::Found found = owners.find(100, 512, &live, {}, 0);
   CHECK(found.category == Category::workspace && found.rule == Rule::cublas);
@@ -85,7 +85,7 @@ TEST(a_block_has_the_first_holder_within_it) {
                                        {900, 1, "another device"}};
   // The text of a block of 100 bytes; "null": it may have a holder that was not looked for.
   const auto holder = [&](uint64_t address, bool is_cut_short = false) -> std::string {
-    const Owners all({{0, kEpoch, 0, true}}, owners, holders, {0, 0, false, is_cut_short});
+    const Owners all({{0, kEpoch, 0, true}}, owners, holders, {}, is_cut_short ? "" : "no tensor");
     const LiveBlock live{address, 100, 0, 0, 0, 0, 0};
     const std::string* found = all.find(address, 100, &live, {}, 0).holder;
     return found == nullptr ? "null" : *found;
@@ -95,14 +95,14 @@ TEST(a_block_has_the_first_holder_within_it) {
   CHECK(holder(100) == "models of main()");  // what keeps the model
   CHECK(holder(800) == "null");  // its owner is a Python tensor
   CHECK(holder(700) == "null");  // a tensor that nobody was found to hold
-  CHECK(holder(900) == "no Python tensor" && holder(900, true) == "null");
+  CHECK(holder(900) == "no tensor" && holder(900, true) == "null");
 }
 
 TEST(a_block_that_may_be_younger_than_the_owners_has_none) {
   const Owner parameter = owner(100, 50, Category::parameter, "p");
   CHECK(find({parameter}, 100, 100, kEpoch - 1).category == Category::parameter);
   CHECK(find({parameter}, 100, 100, kEpoch).rule == Rule::too_new);
-  const Owners owners({{0, kEpoch, 7, true}}, {parameter}, {}, {});
+  const Owners owners({{0, kEpoch, 7, true}}, {parameter}, {}, {}, {});
   DeviceLog::Capture capture{};
   // A block that the live table does not have is older than the recording, or was dropped.
   capture.ever_dropped = 7;

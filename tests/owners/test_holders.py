@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from holder_programs import Trainer
+from torch.multiprocessing import reductions
 
 from pytracer import Tracer, _core
 from pytracer.owners import holders, saved_tensors
@@ -132,6 +133,44 @@ def test_a_file_says_who_holds_the_memory(tmp_path: Path) -> None:
             }
             assert of_graphs == {f"losses[{i}] of {here}" for i in (0, 1)}
     assert len(losses) == len(kept)
+
+
+class _KeptInCpp(torch.nn.Module):
+    kept: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.ones(1)
+
+    def forward(self, count: int) -> int:
+        self.kept = torch.ones(count)
+        return count
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_another_process_may_have_memory_that_no_tensor_has(tmp_path: Path) -> None:
+    # GIVEN memory that C++ keeps
+    with Tracer(device="cpu") as tracer:
+        keeper = torch.jit.script(_KeptInCpp())
+        keeper(1003)
+
+        def holder() -> str:
+            tracer.dump(tmp_path / "file")
+            snapshot = load(tmp_path / "file")
+            blocks = snapshot.blocks
+            return snapshot.strings[int(blocks.holder[blocks.requested_bytes == 4012][0])]
+
+        assert holder() == "no Python tensor"
+        # WHEN torch.multiprocessing has given a handle of memory, THEN nothing is sure any more
+        sent = torch.ones(10).untyped_storage()
+        handle = b"a handle of CUDA"
+        reductions.shared_cache[handle] = reductions.StorageWeakRef(sent)
+        try:
+            assert holder() == "no Python tensor"  # this process still has it
+            del sent
+            assert holder() == "no Python tensor, perhaps a process that received it"
+        finally:
+            del reductions.shared_cache[handle]
 
 
 def test_the_collector_frees_no_garbage_of_a_file() -> None:

@@ -324,7 +324,7 @@ def test_a_block_that_is_younger_than_the_owners_has_no_name() -> None:
         (tensor.data_ptr(), 4000, _core.CPU_DEVICE, 1, 2, name)
         for tensor, name in ((first, "first"), (second, "second"))
     ]
-    view = tracer._session.view(owners=_core.Owners(marks, owners, 0, 0, True, [], True))
+    view = tracer._session.view(owners=_core.Owners(marks, owners, 0, 0, True, [], ""))
     blocks = blocks_in(pickle.loads(view.to_bytes({}, {})))
     tracer.stop()
     # THEN only the block that was live at the reading has its name
@@ -344,7 +344,7 @@ def test_marks_of_an_earlier_recording_name_nothing() -> None:
     # WHEN a block of the new recording has the address of an owner
     tensor = torch.ones(1000)
     owner = (tensor.data_ptr(), 4000, _core.CPU_DEVICE, 1, 2, "wrong")
-    view = tracer._session.view(owners=_core.Owners(marks, [owner], 0, 0, True, [], True))
+    view = tracer._session.view(owners=_core.Owners(marks, [owner], 0, 0, True, [], ""))
     blocks = blocks_in(pickle.loads(view.to_bytes({}, {})))
     tracer.stop()
     # THEN it is not named

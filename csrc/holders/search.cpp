@@ -27,7 +27,7 @@ struct Node {
   size_t via = SIZE_MAX; // the holder that is nearest to a root; of a root, SIZE_MAX
   bool is_cut = false;   // not all of its holders are known
   Py_ssize_t references = 0;  // how many were seen
-  std::vector<size_t> holders;
+  std::vector<size_t> holders{};
 };
 
 class Search {

@@ -18,7 +18,7 @@ namespace {
 template <class T>
 using Input = py::array_t<T, py::array::c_style>;
 
-simulator::Rules to_rules(const py::dict& values) {
+simulator::Rules to_simulators_rules(const py::dict& values) {
   simulator::Rules rules;
   const auto set = [&values](auto& field, const char* name) {
     field = values[name].cast<std::decay_t<decltype(field)>>();
@@ -113,7 +113,7 @@ py::dict simulate_arrays(const Input<uint8_t>& kind, const Input<int64_t>& block
   }
   const simulator::Requests requests{static_cast<size_t>(length), kind.data(),   block.data(),
                                      size_bytes.data(),           stream.data(), pool.data()};
-  const simulator::Rules its_rules = to_rules(rules);
+  const simulator::Rules its_rules = to_simulators_rules(rules);
   const simulator::Options options{with_curve, with_calls, continues};
   const std::optional<StartColumns> its_start =
       start ? std::optional<StartColumns>(*start) : std::nullopt;

@@ -45,10 +45,10 @@ _MUCH_OF_ITEMS, _MOST_OF_ITEMS = 0.25, 0.5
 """The least part of the memory that the items of an object keep if they are where to look: if only
 less memory helps, and else."""
 
-_OF_REQUESTS = {reasons.LARGER_INPUT, reasons.REPLACED, reasons.GROWING}
-"""The verdicts that say what is wrong with the requests: then what keeps their blocks is not."""
+_OF_STEPS = {reasons.LARGER_INPUT, reasons.GROWING}
+"""The verdicts on a step's requests, for which what keeps their blocks is not to blame."""
 
-_HELD = {reasons.EXHAUSTED, reasons.TOO_LARGE} | _OF_REQUESTS
+_HELD = {reasons.EXHAUSTED, reasons.TOO_LARGE, reasons.REPLACED} | _OF_STEPS
 """The verdicts after which only less memory helps."""
 
 _OF_PLACE = {reasons.LIMIT, reasons.OTHER_POOL, reasons.FREED, reasons.LIBRARY}
@@ -148,7 +148,7 @@ def advise_after_oom(
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and memory.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
         lower = _dropping(memory) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
-        of_items = [] if kinds & _OF_REQUESTS else _of_items(data, memory, least)
+        of_items = [] if kinds & _OF_STEPS else _of_items(data, memory, least)
         has_reason = lower + of_items != []
         less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
@@ -324,8 +324,8 @@ _OF_KIND = {
     "divide it.",
     reasons.GROWING: "Find what it computes with that grows from step to step, such as a queue or "
     "a cache that `torch.cat` makes longer, and bound that.",
-    reasons.REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in "
-    "a loop.",
+    reasons.REPLACED: "If one tensor becomes longer, as by `torch.cat` in a loop, allocate its "
+    "final size once and write into it.",
 }
 
 

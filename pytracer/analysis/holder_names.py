@@ -20,6 +20,7 @@ _OF_EXCEPTION = ", which the traceback of "
 _VARIABLE = re.compile(r"\w+ of (?:.*\(\)|module __main__)")
 _OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
 _OF_LAST = re.compile(r", which (the traceback of )?last_\w+ of module sys keeps$")
+_OF_TEMPORARY = re.compile(rf", which {TEMPORARY} of [^,]* keeps$")
 """What files say of a block's holder: pytracer/owners/holders.py and csrc/holders/."""
 
 # An item is a number or a text in quotes, which may have brackets itself; or in the name of a
@@ -81,8 +82,12 @@ def is_variable(holder: str) -> bool:
 
 
 def outermost_name(holder: str) -> str:
-    """Return the object that keeps a function and its variables; else the holder itself."""
-    return _OF_LAST.sub("", holder).rpartition(", which ")[2].removesuffix(" keeps")
+    """Return the object that keeps a function and its variables; else the holder itself.
+
+    A loop over a generator keeps it in no variable.
+    """
+    named = _OF_TEMPORARY.sub("", _OF_LAST.sub("", holder))
+    return named.rpartition(", which ")[2].removesuffix(" keeps")
 
 
 def kept_by_text(holder: str) -> str:

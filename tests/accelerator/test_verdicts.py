@@ -155,7 +155,7 @@ REMEDIES = {
     "concatenated": (
         REPLACED,
         "by larger ones since the recording began, from 40 MiB to",
-        "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
+        "If one tensor becomes longer, as by `torch.cat` in a loop, allocate its final size once",
     ),
     "freed_too_late": (
         FREED,

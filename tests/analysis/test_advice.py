@@ -14,6 +14,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer import show
 from pytracer.analysis import explain
 from pytracer.analysis.allocator_rules import UNIT_BYTES
+from pytracer.analysis.holder_names import look_at
 from pytracer.analysis.oom_verdict_kinds import FRAGMENTED, LEAK
 from pytracer.reading import load
 from pytracer.recommendation import recommend
@@ -216,3 +217,15 @@ def test_a_larger_ring_is_not_advised_where_nothing_was_lost(tmp_path: Path) -> 
     assert found.kind == "can't tell"
     assert "TRACE_ALLOC_MAX_ENTRIES" not in found.why
     assert "--capacity" in found.why
+
+
+@pytest.mark.parametrize(
+    ("holder", "where"),
+    [
+        ("inner of numbers(), which batches of main() keeps", "batches of main()"),
+        ("self.q of load(), which a temporary value of main() keeps", "self.q of load(), which"),
+        ("x of f(), which the traceback of last_exc of module sys keeps", "x of f()"),
+    ],
+)
+def test_where_to_look_has_a_name(holder: str, where: str) -> None:
+    assert look_at(holder, "2 GiB", is_graph=False).startswith(f"look at {where}")

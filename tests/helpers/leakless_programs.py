@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import torch
-from leak_programs import PROGRAMS, Program, Training, layer, new, record, steps
+from leak_programs import PROGRAMS, Program, Run, Training, layer, new, record, steps
 from torch import nn
 
 INNOCENTS: dict[str, str] = {}  # the right verdict on each program
@@ -280,6 +280,21 @@ def metrics_of_a_long_epoch() -> None:
         outputs.append(new())
         if step == 50:
             outputs.clear()
+
+
+@unknowable
+def metrics_of_the_epoch_before() -> None:
+    """the outputs of two epochs of 60 steps: a new list takes the first one's place at the end"""
+    training, outputs = Training(), []
+    for _ in range(2):
+        current = []
+        for _ in steps(60):
+            training.step()
+            current.append(new())
+        outputs = current
+    outputs[-1].add(1)  # the program goes on, and then ends
+    del training, outputs, current
+    Run.tracer.dump(Run.output)
 
 
 @no_leak

@@ -4,6 +4,7 @@ import numpy as np
 
 from pytracer.analysis.leaks.growth import Lives, theil_sen
 from pytracer.analysis.leaks.observation import Observation
+from pytracer.reading.snapshot import Column
 
 LEAST_CYCLES = 4
 """How many times longer than before memory has grown since it was all released, if it leaks."""
@@ -22,10 +23,6 @@ class Doubts:
         # What a program holds all the time, such as its model.
         self._is_background = (lives.death == seen.slots) & (lives.birth <= seen.slots // 3)
         self._is_background &= ~seen.is_workspace
-        self._background = int(lives.size_bytes[self._is_background].sum())
-        self._background_freed = int(
-            lives.size_bytes[self._is_background & lives.is_freed_later].sum()
-        )
 
     def grew_shortly(self, held_bytes: int, bytes_per_step: float) -> str:
         """Return a doubt if memory has grown for a small part of the run, as a buffer may."""
@@ -86,18 +83,23 @@ class Doubts:
         )
 
     def freed_at_end(self, suspects: Lives) -> str:
-        """Return a doubt if the blocks were released after the last step, but the others not."""
-        total = int(suspects.size_bytes.sum())
-        if int(suspects.size_bytes[suspects.is_freed_later].sum()) < 0.5 * total:
-            return ""
-        is_old = suspects.birth <= self._seen.slots // 3
-        others = self._background - int(suspects.size_bytes[is_old].sum())
-        freed = self._background_freed - int(
-            suspects.size_bytes[is_old & suspects.is_freed_later].sum()
-        )
-        if others > 0 and freed >= 0.5 * others:
-            return ""  # the end of the program released everything
-        return "it was released after the last step, as a buffer of these steps would be"
+        """Return a doubt if the blocks were released after the last step, but the others not.
+
+        Or if a part of them was while the program went on: an epoch's list is replaced by the next.
+        """
+        lives, is_old = self._seen.lives, suspects.birth <= self._seen.slots // 3
+        for of_suspects, of_all, least in (
+            (suspects.is_freed_later, lives.is_freed_later, 0.5),
+            (suspects.is_freed_early, lives.is_freed_early, 0.25),
+        ):
+            others = _bytes_of(lives, self._is_background) - _bytes_of(suspects, is_old)
+            freed = _bytes_of(lives, self._is_background & of_all)
+            freed -= _bytes_of(suspects, is_old & of_suspects)
+            # Else the end of the program released everything.
+            is_alone = others <= 0 or freed < least * others
+            if is_alone and _bytes_of(suspects, of_suspects) >= least * suspects.size_bytes.sum():
+                return "it was released after the last step, as a buffer of these steps would be"
+        return ""
 
     def volume_grows(self, group: Lives) -> str:
         """Return a doubt if the other allocations grow as well, as with growing batches."""
@@ -109,3 +111,7 @@ class Doubts:
         if line.least > 0 and line.slope * len(others) > 0.05 * np.median(others):
             return "the program's other allocations grow as well, as with growing batches"
         return ""
+
+
+def _bytes_of(lives: Lives, chosen: Column) -> int:
+    return int(lives.size_bytes[chosen].sum())

@@ -212,9 +212,11 @@ class _Search:
         reason = self.seen.doubt or steady.reason or self.doubts.may_be_cleared(group, longest)
         seen = int(np.count_nonzero(overdue.has_event))
         reason = reason or self.doubts.older_released(overdue, longest, seen)
-        reason = reason or self.doubts.was_thinned(alive) or self.doubts.freed_at_end(overdue)
+        held = alive.of(alive.birth >= growths[0])
+        if is_older:
+            held = _alike(group.of(group.death == slots), overdue)
+        reason = reason or self.doubts.was_thinned(alive) or self.doubts.freed_at_end(held)
         level = np.cumsum(np.bincount(overdue.birth, overdue.size_bytes, slots))[growths]
-        held = group.of(group.death == slots) if is_older else alive.of(alive.birth >= growths[0])
         return self._growth("kept", reason, growths, level, held, overdue, is_older)
 
     def _replaced(self, group: Lives) -> Growth | None:
@@ -238,13 +240,13 @@ class _Search:
             )
         reason = reason or self.doubts.older_released(born, 0, len(growths))
         alive = group.of(group.death == slots)
-        followed_by = self._successors(alive)
-        if not len(followed_by):
-            reason = reason or self.doubts.freed_at_end(alive)
         # Blocks of several steps were added rather than replaced.
         kind: Literal["kept", "replaced"] = (
             "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
         )
+        followed_by = self._successors(alive) if kind == "replaced" else np.zeros(0, np.int64)
+        if not len(followed_by):
+            reason = reason or self.doubts.freed_at_end(alive)
         level = floor[growths]
         part = self._of_main_holder(alive.of(alive.birth >= 0))
         births = np.unique(part.birth)
@@ -351,6 +353,12 @@ def _too_short(longest: int) -> str:
         f"some of its blocks were released after {longest} steps: {2 * longest} steps or more in "
         "the file would tell whether all are"
     )
+
+
+def _alike(lives: Lives, others: Lives) -> Lives:
+    """Leave out blocks that are smaller or larger than all of the others."""
+    size = others.size_bytes
+    return lives.of((lives.size_bytes >= size.min()) & (lives.size_bytes <= size.max()))
 
 
 def _without_set_up(alive: Lives) -> Lives:

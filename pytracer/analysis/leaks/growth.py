@@ -34,6 +34,7 @@ class Lives:
     stack: Column  # int64, a number that identifies the stack
     phase: Column  # int64, a number that identifies the phase
     is_freed_later: Column  # bool, whether the block was released after the end of the last slot
+    is_freed_early: Column  # bool, whether the program allocated more after that
     # int64, a number that identifies the Python object that keeps the block, or the parameter or
     # buffer that has it; 0: unknown.
     holder: Column

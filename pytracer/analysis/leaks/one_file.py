@@ -268,6 +268,8 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
     is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
     is_lost &= (birth < 0) | (blocks.stack == 0)
     is_left = blocks.free_requested_event >= len(data.trace)
+    is_freed_later = (death == count) & ~is_left
+    last = int(blocks.alloc_event.max(initial=0))
     found = np.flatnonzero((is_carried & ~is_lost) | (~is_born & is_left))
     row, at_end = data.rows_at_end[found], data.snapshot.blocks
     category, holder = (values_of(column, row) for column in (at_end.category, at_end.holder))
@@ -284,7 +286,8 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         requested_bytes=blocks.requested_bytes[found].astype(np.int64),
         stack=blocks.stack[found].astype(np.int64),
         phase=blocks.user_metadata[found].astype(np.int64),
-        is_freed_later=(death[found] == count) & ~is_left[found],
+        is_freed_later=is_freed_later[found],
+        is_freed_early=(is_freed_later & (blocks.free_requested_event < last))[found],
         holder=np.where(holder == 0, owner, holder),
         has_event=blocks.alloc_event[found] >= 0,
     )

@@ -241,6 +241,7 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
         stack=np.array([numbers[key] for key in keys.tolist()], np.int64)[which],
         phase=np.zeros(len(first), np.int64),
         is_freed_later=np.zeros(len(first), bool),
+        is_freed_early=np.zeros(len(first), bool),
         holder=np.zeros(len(first), np.int64),
         has_event=np.ones(len(first), bool),
     )

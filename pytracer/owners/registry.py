@@ -45,7 +45,8 @@ class Registry:
         self._named_at = -1  # the changes when `_paths` was made
         self._paths = ParameterPaths([])
         self._noted_at = -1  # the changes when what modules have was noted in the live blocks
-        self._unnoted: set[int] = set()  # the ids of optimizers whose next step is to be noted
+        # How many states of an optimizer were noted; it makes more when it steps other parameters.
+        self._noted_states: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self.names = RememberedNames()
         self.makers: set[int] = set()
         self.dropped = 0
@@ -60,7 +61,7 @@ class Registry:
         with self._changing:
             self._note_maker()
             self._noted_at = -1  # the live blocks may be new
-            self._unnoted.update(map(id, self.optimizers()))
+            self._noted_states.clear()
             self._follow_calls()
             if self._handles:
                 return
@@ -132,22 +133,24 @@ class Registry:
             if stepped != thread:
                 self._add(self._optimizers, optimizer, thread)
             if stepped is None:
-                self._unnoted.add(id(optimizer))
                 self._remember_names(optimizer)
         except Exception:  # code of the program: a hash, or a module that is not like torch's
             self.dropped += 1
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """Note what models and an optimizer have, after the first step that is recorded."""
-        if id(optimizer) not in self._unnoted or is_compiled():
+        """Note what models and an optimizer have, after a step that has made states."""
+        if is_compiled():
             return
-        self._unnoted.discard(id(optimizer))
         try:
+            noted, states = self._noted_states.get(optimizer), len(optimizer.state)
+            if noted == states:
+                return
+            self._noted_states[optimizer] = states
             if self._noted_at != self._changes:
                 self.search()
                 self._noted_at = self._changes  # with those that the search has found
                 note_modules(self.modules())
-            note_optimizer(optimizer)
+            note_optimizer(optimizer, noted or 0)
         except Exception:  # code of the program: a module or an optimizer that is not like torch's
             self.dropped += 1
 

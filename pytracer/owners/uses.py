@@ -63,10 +63,14 @@ def note_modules(modules: list[Any]) -> None:
         _note(getattr(module, "_buffers", None), BUFFER, most=None)
 
 
-def note_optimizer(optimizer: Any) -> None:
-    """Note the parameters and the state that an optimizer has now. Never raises."""
-    _note([group.get("params") for group in optimizer.param_groups], PARAMETER, most=None)
-    _note(list(optimizer.state.values()), STATE, most=None)
+def note_optimizer(optimizer: Any, noted: int) -> None:
+    """Note the parameters and the states that an optimizer has now. Never raises.
+
+    `noted`: how many of its states were noted before, with the parameters.
+    """
+    if not noted:
+        _note([group.get("params") for group in optimizer.param_groups], PARAMETER, most=None)
+    _note(list(islice(optimizer.state.values(), noted, None)), STATE, most=None)
 
 
 def _note(value: Any, role: int, module: Any = None, most: int | None = MAX_TENSORS) -> None:

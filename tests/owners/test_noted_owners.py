@@ -33,8 +33,9 @@ def noted_bytes(content: dict[str, Any]) -> Counter[str]:
 class Program:
     """A training that drops its model; it adds up what the model and the optimizer had."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, freezes: bool = False) -> None:
         self.sizes: Counter[str] = Counter()
+        self._freezes = freezes
 
     def run(self, steps: int = 2) -> None:
         self._train(steps)
@@ -43,10 +44,12 @@ class Program:
     def _train(self, steps: int) -> None:
         model = nn.Sequential(nn.Linear(50, 40), nn.BatchNorm1d(40), nn.Linear(40, 30))
         optimizer = torch.optim.AdamW(model.parameters())
+        model[2].requires_grad_(not self._freezes)
         for _ in range(steps):
             model(torch.ones(8, 50)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+            model.requires_grad_()
         states = [value for state in optimizer.state.values() for value in state.values()]
         for kind, tensors in zip(KINDS, (model.parameters(), model.buffers(), states), strict=True):
             self.sizes[kind] = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -58,6 +61,15 @@ def test_a_file_after_the_program() -> None:
         program.run()
         content = tracer.snapshot()
     assert all(program.sizes[kind] for kind in KINDS)
+    assert noted_bytes(content) == program.sizes
+
+
+def test_states_that_a_later_step_makes() -> None:
+    # GIVEN a layer that is trained from the second step on
+    program = Program(freezes=True)
+    with pytracer.Tracer(device="cpu") as tracer:
+        program.run(3)
+        content = tracer.snapshot()
     assert noted_bytes(content) == program.sizes
 
 

@@ -19,7 +19,7 @@ SAMPLE = {
     *("validation_losses", "concatenated_predictions", "parameter_groups", "embedding_that_grows"),
     *("two_lists", "deque_that_fills", "queue_that_fills", "cache_that_fills", "one_long_answer"),
     *("one_long_answer_by_concatenation", "metrics_of_a_long_epoch", "generation"),
-    "metrics_of_the_epoch_before",
+    *("metrics_of_the_epoch_before", "layers_that_are_unfrozen"),
 }
 """The programs of `make test`."""
 

@@ -339,6 +339,22 @@ def adapters_of_tasks() -> None:
         training.step(training.loss() + heads[task](new()).mean())
 
 
+@unknowable
+def layers_that_are_unfrozen() -> None:
+    """layers that are trained from one step after the other on, in a program that has ended"""
+
+    def train() -> None:
+        training = Training()
+        layers = nn.ModuleList([layer() for _ in range(6)]).requires_grad_(False)
+        training.optimizer.add_param_group({"params": layers.parameters()})
+        for step in steps():
+            training.step(training.loss() + sum(each(new()).mean() for each in layers))
+            layers[step // 10 % 6].requires_grad_()
+
+    train()
+    Run.tracer.dump(Run.output)
+
+
 @no_leak
 def numbers_of_steps() -> None:
     """numbers of each step, on the CPU"""

@@ -36,6 +36,7 @@ from pytracer.analysis.leaks.results import (
     bytes_per_step,
     bytes_when_full,
 )
+from pytracer.analysis.life_rules import Rule
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
 from pytracer.reading.steps import step_at
@@ -278,6 +279,13 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         for names in (OF_MODEL, OF_NO_MODEL, {"workspace"})
     )
     is_owned = ~is_not_owned
+    if (categories := data.block_categories) is not None:
+        # Of a program that has ended. New parameters bring new states.
+        is_state, is_parameter = (
+            categories.kind[found] == rule.number for rule in (Rule.STATE, Rule.PARAMETER)
+        )
+        if not (is_parameter & (birth[found] > 0)).any():
+            is_owned |= is_state
     owner = np.where(is_owned, values_of(at_end.owner, row), 0)
     both = Lives(
         birth=birth[found],

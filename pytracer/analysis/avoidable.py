@@ -1,6 +1,7 @@
 """Memory that a program need not take: a known change of one line avoids it, and loses nothing."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,6 +51,7 @@ def avoidable(held: HeldMemory) -> list[str]:
     updates = bytes_from(_have(stacks, frames_matching(_UPDATES_ALL.fullmatch, stacks, "name")))
     begin = begin_of_step(held.data.boundaries, event)
     is_old = held.is_in({"gradient"}) & (held.column("alloc_event") < begin)
+    untrained = _untrained(held, is_old)
     is_forward = held.data.stack_places.place[now] == MODULE
     record = held.data.snapshot.metadata.oom_of(held.data.device)
     is_evaluated = is_forward and record is not None and record.evaluating is True
@@ -78,12 +80,45 @@ def avoidable(held: HeldMemory) -> list[str]:
             "Without one, call it under torch.no_grad().",
         ),
         (
-            int(size_bytes[is_old].sum()) if is_forward else 0,
+            int(size_bytes[is_old].sum()) - sum(untrained.values()) if is_forward else 0,
             "Call optimizer.zero_grad(), with its default set_to_none=True, before the forward "
             "pass: {} of gradients of the step before are kept.",
         ),
     ]
+    found += [
+        (
+            saved,
+            f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) on "
+            "it saves {} of gradients, and its activations.",
+        )
+        for model, saved in untrained.items()
+    ]
     return [text.format(size(saved)) for saved, text in found if saved > _LEAST_PART * total]
+
+
+def _untrained(held: HeldMemory, is_old: Column) -> dict[str, int]:
+    """Return the bytes of gradients of earlier steps by model, of those that no optimizer steps.
+
+    Optimizers that have no states do not tell.
+    """
+    stepped, found = (
+        _bytes_by_model(replace(held, rows=held.rows[are_wanted]))
+        for are_wanted in (held.is_in({"optimizer_state"}), is_old)
+    )
+    return {model: found[model] for model in found if stepped and model not in stepped}
+
+
+def _bytes_by_model(held: HeldMemory) -> dict[str, int]:
+    """Return the bytes of what is of a model's parameters, as "grad of Net.layer.weight" is.
+
+    By the model's name, or if there is only one by that of its outermost module.
+    """
+    sizes: dict[str, int] = {}
+    for owner in held.group("owner"):
+        model = (owner.key[0] or "").partition(" of ")[2].partition(".")[0]
+        if model:
+            sizes[model] = sizes.get(model, 0) + owner.size_bytes
+    return sizes
 
 
 def _have(stacks: Stacks, is_wanted: Column) -> Column:

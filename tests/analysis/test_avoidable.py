@@ -21,15 +21,16 @@ BACKWARD = (f"{TORCH}/autograd/graph.py", "_engine_run_backward", 1)
 FUSED = "Create the optimizer with fused=True"
 
 
-def found(
-    blocks: list[tuple[int, tuple[Any, ...], str]], *request: Any, backend: str = "cuda"
-) -> list[str]:
-    """Return the changes for blocks of an earlier step, and a request of 40 KiB in this one."""
+def found(blocks: list[tuple[Any, ...]], *request: Any, backend: str = "cuda") -> list[str]:
+    """Return the changes for blocks of an earlier step, and a request of 40 KiB in this one.
+
+    Of each block: KiB, frame, category, and its owner's name.
+    """
     program = Program()
-    for kib, frame, category in blocks:
+    for kib, frame, category, *name in blocks:
         address = program.alloc(kib * KIB, frame, TRAIN)
         if category:
-            program.own(address, category, "rule", "name")
+            program.own(address, category, "rule", *name or ["name"])
     steps = [[1, 0], [2, len(program.events)]]
     program.out_of_memory(40 * KIB, 0, *request, TRAIN)
     program.metadata = file_metadata(current_step=2, backends=[backend])
@@ -64,6 +65,21 @@ def test_gradients_of_the_step_before() -> None:
     assert "100 KiB of gradients of the step before" in text
     # AND the backward pass and the optimizer need them, and others may be no forward pass
     assert found(blocks, BACKWARD) == found(blocks, STEP) == found(blocks) == []
+
+
+def test_a_model_that_no_optimizer_steps() -> None:
+    gradients = [(100, TRAIN, "gradient", f"grad of Net#2.{name}.weight") for name in "ab"]
+    of_other = [(90, TRAIN, "gradient", "grad of Net#1.a.weight")]
+    states = [(50, TRAIN, "optimizer_state", "exp_avg of Net#1.a.weight")]
+    (text,) = found(gradients + states)
+    assert "No optimizer has states of Net#2: " in text
+    assert "on it saves 200 KiB of gradients" in text
+    # AND its gradients are none that zero_grad() drops
+    texts = found([*gradients, *of_other, *states], CALL)
+    assert len(texts) == 2
+    assert "90 KiB of gradients of the step before" in texts[0]
+    # AND an optimizer may have no states
+    assert not found(gradients)
 
 
 def test_files_without_an_out_of_memory_error_have_none() -> None:

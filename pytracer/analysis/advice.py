@@ -51,7 +51,9 @@ _OF_STEPS = {reasons.LARGER_INPUT, reasons.GROWING}
 _HELD = {reasons.EXHAUSTED, reasons.TOO_LARGE, reasons.REPLACED} | _OF_STEPS
 """The verdicts after which only less memory helps."""
 
-_OF_PLACE = {reasons.LIMIT, reasons.OTHER_POOL, reasons.FREED, reasons.LIBRARY}
+_OF_PLACE = {
+    *(reasons.LIMIT, reasons.OTHER_POOL, reasons.STREAMS, reasons.FREED, reasons.LIBRARY),
+}
 """The verdicts after which the program may hold what it holds."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
@@ -315,6 +317,7 @@ _OF_KIND = {
     reasons.OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before "
     "this line: drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default "
     "pool.",
+    reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "
     "the other streams end their work before this line: torch.accelerator.synchronize().",
     reasons.LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before "

@@ -25,6 +25,7 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
+from pytracer.analysis.stream_memory import of_idle_streams, of_site
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
 
@@ -39,6 +40,7 @@ REASONS = {
     reasons.LIMIT: "the process's memory limit",
     reasons.OTHERS: "memory outside of torch's allocator",
     reasons.OTHER_POOL: "free memory in another pool",
+    reasons.STREAMS: "memory of idle streams",
     reasons.FREED: "memory became free too late",
     reasons.LIBRARY: "a library got no memory of the device",
     reasons.LARGER_INPUT: "this step needs more than those before",
@@ -219,13 +221,11 @@ def _reserved(explanation: Explanation) -> Iterator[Line]:
         yield Line("peak", text)
     if found is None:
         return
-    by = "" if found.call_site is None else f", most of it for {call_site_text(found.call_site)}"
     text = size(found.size_bytes)
     if found.kind != "waiting":
-        text += f" are cached on {found.streams} streams that the program "
-        text += "does not use any more" if found.kind == "idle" else "used one after the other"
-        text += f"{by}. Other streams cannot use this memory."
+        text = of_idle_streams(found)
     else:
+        by = of_site(found)
         if found.step is not None and explanation.has_steps:
             text = f"in step {found.step}, {text}"
         text += f" were freed while another stream still used them (record_stream){by}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.leaks.results import DeviceLeaks
+from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.unfinished import Unfinished
 
 LEAK = "leak"
@@ -14,6 +15,7 @@ LIMIT = "limit"
 OTHERS = "others"
 LIBRARY = "library"
 OTHER_POOL = "other pool"
+STREAMS = "idle streams"
 FREED = "freed meanwhile"
 LARGER_INPUT = "larger input"
 REPLACED = "replaced by larger"
@@ -44,7 +46,8 @@ class Verdict:
             got no memory of the device.
             "freed meanwhile": a piece of its pool that fits is free, although the allocator found
             none. "other pool": the same of the free memory of another memory pool, such as a CUDA
-            graph's. "nearly exhausted": the program had nearly all memory allocated, and more than
+            graph's. "idle streams": the same of streams that are not used any more.
+            "nearly exhausted": the program had nearly all memory allocated, and more than
             ever before, so it may need more than this allocation. "too large": no allocator could
             have served the allocation next to the memory that the program held. In place of these
             two, and of "fragmented" and "can't tell", "larger input" if the line has requested less
@@ -72,6 +75,7 @@ class Surroundings:
         exception_bytes: The bytes that functions keep which have failed.
         fits_without_garbage, fits_without_exception: Whether the request would have found memory
             without these bytes.
+        of_streams: What streams keep that are not used any more; None if it is little.
         splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
         progress: What was not finished; None if that is unknown.
@@ -90,6 +94,7 @@ class Surroundings:
     fits_without_exception: bool | None = None
     earlier: EarlierRequests | None = None
     progress: Unfinished | None = None
+    of_streams: StreamMemory | None = None
     splits_all: bool = True
     is_first_backward: bool = False
     has_step: bool = False

@@ -20,6 +20,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.outside_memory import held_outside, of_library, of_limit, of_others
+from pytracer.analysis.stream_memory import of_idle_streams
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
 
@@ -81,6 +82,7 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         found.append(Verdict(reasons.GROWING, _growing_text(oom, around.earlier)))
     if not is_free:
         found += [*of_limit(oom), *of_others(oom, around, is_exhausted=exhausted != [])]
+        found += _idle_streams(oom, around)
     if not is_free and not exhausted:
         found += _other_pool(oom)
     if found:
@@ -279,6 +281,20 @@ def _use_text(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> st
         else:
             text += "What the program needs after this is unknown."
     return text + held_outside(oom)
+
+
+def _idle_streams(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
+    """Yield the verdict on what streams keep that are not used any more, of which one has to be."""
+    found = around.of_streams
+    if found is None:
+        return
+    others = found.size_bytes // found.streams * (found.streams - 1)
+    if oom.segment_bytes <= oom.available_bytes + others:
+        yield Verdict(
+            reasons.STREAMS,
+            f"{of_idle_streams(found)} If one stream had been used in their place, the "
+            f"{size(oom.requested_bytes)} would have fitted.",
+        )
 
 
 def _other_pool(oom: OutOfMemory) -> Iterator[Verdict]:

@@ -11,11 +11,13 @@ import numpy as np
 
 from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.held_memory import sum_by_group
-from pytracer.analysis.layout import layout_at
+from pytracer.analysis.layout import segments_at
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import ALLOC, Column, Frame
 from pytracer.reading.steps import step_at
+from pytracer.text import size
 
 _LEAST_BYTES = 256 * 2**20
 _LEAST_PART = 0.2  # the least part of the reserved memory that is worth a verdict
@@ -29,10 +31,10 @@ class StreamMemory:
     """Memory that is of no use because of streams.
 
     Attributes:
-        kind: "idle": cached on streams without a block in use that have not allocated for a
-            complete step. "in turn": the same of many streams that were used one after the other,
-            before a step has ended, or that are used again later. "waiting": in blocks that were
-            freed, but that a stream still uses.
+        kind: "idle": cached on streams without a block in use, but for cuBLAS's workspaces, that
+            have not allocated for a complete step. "in turn": the same of many streams that were
+            used one after the other, before a step has ended, or that are used again later.
+            "waiting": in blocks that were freed, but that a stream still uses.
         streams: The number of streams that the memory belongs to, of idle ones at least two.
         size_bytes: The bytes of their segments, or of the blocks that wait.
         step: The step in which blocks of most bytes wait; None for idle streams, or without steps.
@@ -49,6 +51,20 @@ class StreamMemory:
     freed_at: Frame | None
 
 
+def of_site(found: StreamMemory) -> str:
+    """Return a clause about the line that allocated most of it; "" if it is unknown."""
+    return "" if found.call_site is None else f", most of it for {call_site_text(found.call_site)}"
+
+
+def of_idle_streams(found: StreamMemory) -> str:
+    """Return sentences about memory that is cached on idle streams."""
+    which = "does not use any more" if found.kind == "idle" else "used one after the other"
+    return (
+        f"{size(found.size_bytes)} are cached on {found.streams} streams that the program {which}"
+        f"{of_site(found)}. Other streams cannot use this memory."
+    )
+
+
 def stream_memory(data: DeviceData, entry: int) -> StreamMemory | None:
     """Return the memory that streams keep from each other; None if it is little, or unknown.
 
@@ -56,32 +72,43 @@ def stream_memory(data: DeviceData, entry: int) -> StreamMemory | None:
         data: The device, with a history.
         entry: The entry of the history for which idle streams are looked for.
     """
-    return _idle(data, entry) or _waiting(data)
+    return idle_streams(data, entry) or _waiting(data)
 
 
-def _idle(data: DeviceData, entry: int) -> StreamMemory | None:
+def idle_streams(data: DeviceData, entry: int) -> StreamMemory | None:
+    """Return the memory of streams that are not used any more; None if it is little, or unknown.
+
+    Args:
+        data, entry: As for `stream_memory`.
+    """
     begins = [first for _, first in data.boundaries if first < entry]
     has_step = len(begins) > 1
     try:
-        layout = layout_at(data.snapshot, data.device, data.history, entry)
+        segments = segments_at(data.snapshot, data.device, entry)
     except PytracerError:
         return None
-    trace = data.trace
-    used = {layout.segments[index].stream for index in np.unique(layout.block_segment).tolist()}
+    trace, blocks = data.trace, data.history.blocks
+    # A stream has these for ever once it has multiplied matrices.
+    is_workspace = np.zeros(len(blocks), bool)
+    if data.block_categories is not None:
+        is_workspace = data.block_categories.are(lambda category, _: category == "workspace")
+    used = {*blocks.stream[blocks.are_active_at(entry) & ~is_workspace].tolist()}
     is_alloc = trace.action == ALLOC
     end = next((first for _, first in data.boundaries if first >= entry), len(trace))
     if has_step:
         used |= {*trace.stream[begins[-2] : end][is_alloc[begins[-2] : end]].tolist()}
-    idle = [segment for segment in layout.segments if segment.stream not in used]
+    idle = [segment for segment in segments if segment.stream not in used]
     streams = {segment.stream for segment in idle}
     cached = sum(segment.size_bytes for segment in idle)
-    reserved = sum(segment.size_bytes for segment in layout.segments)
+    reserved = sum(segment.size_bytes for segment in segments)
     if len(streams) < 2 or cached < max(_LEAST_BYTES, _LEAST_PART * reserved):
         return None
     # torch hands its streams out in turn: a new one may be one that was used long ago.
     is_idle = has_step and streams.isdisjoint(trace.stream[end:][is_alloc[end:]].tolist())
     if not is_idle and (
-        len(streams) < _LEAST_STREAMS or _used_at_once(data, streams) > _MOST_AT_ONCE
+        len(streams) < _LEAST_STREAMS
+        or _used_at_once(data, np.isin(blocks.stream, list(streams)) & ~is_workspace)
+        > _MOST_AT_ONCE
     ):
         return None
     of_streams = np.flatnonzero(is_alloc & np.isin(trace.stream, list(streams)))
@@ -90,10 +117,10 @@ def _idle(data: DeviceData, entry: int) -> StreamMemory | None:
     return StreamMemory("idle" if is_idle else "in turn", len(streams), cached, None, site, None)
 
 
-def _used_at_once(data: DeviceData, streams: set[int]) -> int:
-    """Return how many of some streams had blocks in use at the same time, at most."""
+def _used_at_once(data: DeviceData, are_chosen: Column) -> int:
+    """Return how many streams had some of these blocks in use at the same time, at most."""
     blocks = data.history.blocks
-    rows = np.flatnonzero(np.isin(blocks.stream, list(streams)))
+    rows = np.flatnonzero(are_chosen)
     last = len(data.trace)
     begin = blocks.alloc_event[rows]
     end = np.where(blocks.free_event[rows] < 0, last, blocks.free_event[rows])

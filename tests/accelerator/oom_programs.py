@@ -227,6 +227,20 @@ def cached_pool() -> None:
         del held
 
 
+def workspaces_of_streams() -> None:
+    """Train on one stream after the other, each with workspaces; with REMEDY, on the same one."""
+    linear, stream = torch.nn.Linear(1024, 64, device=device), api.Stream()
+    for _ in range(32):
+        with api.stream(stream):
+            linear(torch.ones(2048, 1024, device=device)).sum().backward()
+        if "REMEDY" not in os.environ:
+            stream = api.Stream()
+    linear.zero_grad()
+    held = make(2400)
+    make(600)
+    del held
+
+
 def longest_batch() -> None:
     """Need far more in one step than in those before; with REMEDY, as much as in those."""
     for length in (8, 5, 9, 7, 9 if "REMEDY" in os.environ else 90):

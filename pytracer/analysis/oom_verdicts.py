@@ -93,7 +93,10 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         return [_with_growth(exhausted[0], oom, around)]
     if is_free:
         return [_of_enough_memory(oom)]
-    grown = _with_growth(Verdict(reasons.UNKNOWN, _use_text(oom, sample, around)), oom, around)
+    # Also a program that has had as much before has hardly any pieces to lose.
+    is_full = sample.allocated_bytes >= ALL_BUT_PIECES * oom.most_reserved_bytes
+    kind = reasons.EXHAUSTED if is_full else reasons.UNKNOWN
+    grown = _with_growth(Verdict(kind, _use_text(oom, sample, around)), oom, around)
     if grown.kind != reasons.UNKNOWN:
         return [grown]
     return [Verdict(reasons.UNKNOWN, _why_unknown(oom, sample, around))]

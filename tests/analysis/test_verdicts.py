@@ -94,6 +94,14 @@ def used(allocated: int) -> OutOfMemory:
     return oom(5 * GIB // 2, sample=sample(**sizes), own_pool_free_bytes=pieces, **GROWS)
 
 
+def nearly_full(allocated: int) -> OutOfMemory:
+    """Return a request next to bytes in use of 10.25 GiB, of which as many were in use before."""
+    sizes = dict.fromkeys(("requested_bytes", "allocated_bytes", "active_bytes"), allocated)
+    free = dict.fromkeys(("device_free_bytes", "available_bytes"), GIB // 4)
+    pieces = 10 * GIB - allocated
+    return oom(9 * GIB // 20, sample=sample(**sizes), own_pool_free_bytes=pieces, **free)
+
+
 AROUND = Surroundings(is_cpu=False, expands=False, outside_bytes=None, why_no_history=None)
 
 
@@ -125,6 +133,9 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(7 * GIB // 2), {}, [FRAGMENTED]),
         (oom(7 * GIB // 2 + 1), {}, [UNKNOWN]),  # less than half of the free memory is to spare
         (oom(5 * GIB), {}, [UNKNOWN]),
+        # From 95 % on, the pieces alone are no reason, whatever was in use before.
+        (nearly_full(97 * GIB // 10), {}, [UNKNOWN]),
+        (nearly_full(39 * GIB // 4), {}, [EXHAUSTED]),
         (oom(5 * GIB + 1), {}, [TOO_LARGE]),
         # Expandable segments are on, and did not help.
         (oom(3 * GIB), {"expands": True}, [UNKNOWN]),

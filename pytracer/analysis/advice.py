@@ -154,6 +154,7 @@ def advise_after_oom(
         has_reason = lower + of_items != []
         less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
+        lower += _of_models(memory) if is_too_little else []
         # A setting with which this allocation succeeds moves the failure of a program that needs
         # more, or keeps more and more.
         moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or memory.is_nearly_all
@@ -287,6 +288,17 @@ def _of_items(data: DeviceData, memory: Memory, least: float) -> list[Suggestion
         return []
     text = look_at(name, size(size_bytes), is_graph=is_graph)
     return [Suggestion("", f"{sentence(text)}.")]
+
+
+def _of_models(memory: Memory) -> list[Suggestion]:
+    """Return where to look if a list keeps models and optimizers of much memory: it may use all."""
+    held_bytes = sum(each.size_bytes for each in memory.categories)
+    for each in memory.keepers:
+        owned = each.size_bytes - each.unknown_bytes - each.activation_bytes
+        if owned >= _MUCH_OF_ITEMS * held_bytes and ITEM in outermost_name(each.name):
+            text = look_at(each.name, f"{size(owned)} of models and optimizers", is_graph=False)
+            return [Suggestion("", f"{sentence(text)}: drop those that are not used any more.")]
+    return []
 
 
 def _dropping(memory: Memory) -> list[Suggestion]:

@@ -103,6 +103,31 @@ def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.zero_grad()
 
 
+def search_that_keeps_all() -> None:
+    """Lists: a search for a learning rate keeps the model and the optimizer of each trial."""
+    trials = []
+    for rate in range(8):
+        model = GPT(width=512, layers=4).to(DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=10.0**-rate)
+        for _ in range(2):
+            loss = loss_of(model, tokens(2))
+            update(optimizer, loss)
+        trials.append((loss.item(), model, optimizer))
+        if FIXED:
+            trials = [min(trials, key=lambda trial: trial[0])]
+
+
+def teacher_with_gradients() -> None:
+    """Gradients: those of a teacher that no optimizer steps, and its activations."""
+    model, optimizer = gpt(layers=4)
+    teacher = GPT(width=768, layers=12).to(DEVICE).requires_grad_(not FIXED)
+    for _ in range(6):
+        ids = tokens(10)
+        scores, targets = model(ids), teacher(ids)
+        loss = functional.kl_div(scores.log_softmax(-1), targets.softmax(-1))
+        update(optimizer, loss)
+
+
 def running_loss() -> None:
     """Leak: the running mean of a validation's loss keeps the graph of each step, in `running`."""
     model, optimizer = gpt()

@@ -75,6 +75,10 @@ CASES = {
     "checkpoint_on_the_device": Case((EXHAUSTED,), "state['model'][…]", "Load the checkpoint to"),
     "foreach_update": Case((EXHAUSTED,), "", "with fused=True or foreach=False"),
     "gradients_are_kept_as_zeros": Case((EXHAUSTED,), "", "464.4 MiB of gradients of the step"),
+    "search_that_keeps_all": Case(
+        (EXHAUSTED,), "trials[…]", "of models and optimizers: drop those that are not used any more"
+    ),
+    "teacher_with_gradients": Case((EXHAUSTED,), "", "No optimizer has states of GPT#2"),
     "adamw_first_step": Case((EXHAUSTED,), "", "an 8-bit or sharded optimizer saves"),
     "shared_card_with_a_limit": Case((LIMIT,), "", "Raise or remove the limit"),
     "neighbour_on_the_card": Case(

@@ -67,7 +67,8 @@ struct StartColumns {
   explicit StartColumns(const py::dict& values) {
     const auto set = [&values](auto& column, const char* name, const char* like) {
       column = values[name].cast<std::decay_t<decltype(column)>>();
-      if (column.size() != py::len(values[like])) throw py::value_error("columns of different lengths");
+      const auto count = static_cast<size_t>(column.size());
+      if (count != py::len(values[like])) throw py::value_error("columns of different lengths");
     };
     set(address, "address", "address");
     set(range_address, "range_address", "address");

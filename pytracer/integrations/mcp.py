@@ -1,0 +1,117 @@
+"""A server for agents, by the Model Context Protocol (MCP): pytracer's answers on files.
+
+`python -m pytracer.integrations.mcp FOLDER...` serves the files below these folders over standard
+input and output. It executes nothing: no code in a file, and no command but pytracer's readers.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytracer.errors import PytracerError
+from pytracer.integrations import packages
+
+SECONDS = 300  # how long an answer may take
+MAX_TEXT = 40_000  # how many characters of an answer are sent
+
+
+def server(folders: Sequence[str]) -> Any:
+    """Return a server, an `MCPServer` of the package `mcp`, for the files below some folders.
+
+    Raises:
+        PytracerError: There is no folder, or one does not exist.
+        MissingPackageError: The package mcp, 2 or newer, is not installed.
+    """
+    roots = [Path(folder).resolve() for folder in folders]
+    for root in roots:
+        if not root.is_dir():
+            raise PytracerError(f"{root} is no folder: name folders with recordings")
+    if not roots:
+        raise PytracerError("name at least one folder with recordings")
+    with packages.needs("mcp", "mcp>=2"):
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+
+    def allowed(path: str) -> str:
+        found = Path(path).resolve()
+        if not any(found.is_relative_to(root) for root in roots):
+            raise ToolError(f"{path} is not below {' or '.join(map(str, roots))}")
+        return str(found)
+
+    async def answer(*arguments: str) -> str:
+        try:
+            return await _answer(arguments)
+        except PytracerError as error:
+            raise ToolError(str(error)) from None
+
+    async def show(path: str, by: str | None = None, leaks: bool = False) -> str:
+        """Why memory ran out, who holds it, whether it leaks, and what to change.
+
+        `path`: a snapshot, or a directory of them. `by`: print the memory by this instead: line,
+        caller, category, holder, module, phase, step, age, stream or pool. `leaks`: print the lines
+        whose memory is kept from step to step instead.
+        """
+        return await answer("show", allowed(path), *_given(by=by), *["--leaks"] * leaks)
+
+    async def diff(old: str, new: str) -> str:
+        """What changed between two recordings, files or directories."""
+        return await answer("diff", allowed(old), allowed(new))
+
+    async def recommend(path: str) -> str:
+        """Which allocator settings help a recording, by a simulation of its requests."""
+        return await answer("recommend", allowed(path))
+
+    async def fit(recordings: list[str], at: str, device_memory: str | None = None) -> str:
+        """Whether the next run fits, from recordings at small sizes of its data.
+
+        `recordings`: files, with their sizes as in `a.pickle@batch=2` if they do not name them.
+        `at`: the sizes of the next run, such as `batch=16`. `device_memory`: such as `80GiB`.
+        """
+        parts = [recording.partition("@") for recording in recordings]
+        paths = [allowed(path) + sign + sizes for path, sign, sizes in parts]
+        return await answer("fit", *paths, *_given(at=at, device_memory=device_memory))
+
+    made = MCPServer("pytracer", instructions="Start with show, and change what it names.")
+    for tool in (show, diff, recommend, fit):
+        made.tool()(tool)
+    return made
+
+
+def _given(**options: str | None) -> list[str]:
+    """Return the options that have a value, each as one argument: the value is no other option."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value]
+
+
+async def _answer(arguments: Sequence[str]) -> str:
+    """Return what a command of pytracer prints, in a process of its own.
+
+    Raises:
+        PytracerError: It fails; the message is its last line.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pytracer", *arguments),
+        cwd="/",  # in a checkout, Python would import the sources
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", "PYTRACER": "0"},
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), SECONDS)
+    except BaseException:
+        process.kill()
+        raise
+    text = output.decode("utf-8", "replace").strip()
+    if process.returncode and not text:
+        raise PytracerError(errors.decode("utf-8", "replace").strip().rpartition("\n")[2])
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n… ({len(text):,} characters)"
+
+
+if __name__ == "__main__":
+    try:
+        server(sys.argv[1:]).run()
+    except PytracerError as error:
+        sys.exit(f"{sys.argv[0]}: {error}")

@@ -1,0 +1,96 @@
+"""Test the server for agents with the SDK's own client, on recordings of known answers."""
+
+import asyncio
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from synthetic_snapshots import Program, file_metadata
+
+mcp = pytest.importorskip("mcp")
+MIB = 2**20
+TRAIN = ("/home/me/train.py", "main", 9)
+PEAK = ("/home/me/train.py", "forward", 20)
+
+
+def written(path: Path, steps: int, *, leaks: bool) -> Path:
+    """Write the file of a training whose steps need 512 KiB, and keep 1 MiB each if it leaks."""
+    program, boundaries = Program(), []
+    for step in range(1, steps + 1):
+        boundaries.append([step, len(program.events)])
+        if leaks:
+            program.alloc(MIB, ("/home/me/train.py", "log", 30), TRAIN)
+        program.free(program.alloc(MIB // 2, PEAK, TRAIN))
+    program.metadata = file_metadata(current_step=steps + 1)
+    program.metadata["devices"][0]["steps"] = boundaries
+    return program.write(path)
+
+
+async def ask(folders: list[Path], calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    """Start the server in a process of its own; return the results of calls."""
+    arguments = ["-m", "pytracer.integrations.mcp", *map(str, folders)]
+    started = mcp.StdioServerParameters(
+        command=sys.executable, args=arguments, env=processes.environment(), cwd=folders[0]
+    )
+    async with mcp.Client(started) as client:
+        tools = await client.list_tools()
+        assert {tool.name for tool in tools.tools} == {"show", "diff", "recommend", "fit"}
+        return [await client.call_tool(name, arguments) for name, arguments in calls]
+
+
+def test_an_agent_gets_the_answers(tmp_path: Path) -> None:
+    # GIVEN a leak, a run without one, a file that would run code, and a file elsewhere
+    folder, elsewhere = tmp_path / "runs", tmp_path / "elsewhere.pickle"
+    folder.mkdir()
+    leak, fine = (written(folder / f"{leaks}.pickle", 30, leaks=leaks) for leaks in (True, False))
+    written(elsewhere, 3, leaks=False)
+    (folder / "link.pickle").symlink_to(elsewhere)
+    evil = folder / "evil.pickle"
+    evil.write_bytes(pickle.dumps(_Evil(str(tmp_path / "ran"))))
+    # WHEN a client asks
+    calls = [
+        ("show", {"path": str(leak)}),
+        ("show", {"path": str(fine)}),
+        ("show", {"path": str(leak), "leaks": True}),
+        ("show", {"path": str(leak), "by": "line"}),
+        ("diff", {"old": str(fine), "new": str(leak)}),
+        ("fit", {"recordings": [f"{fine}@batch=1", f"{leak}@batch=x"], "at": "batch=4"}),
+        ("show", {"path": str(evil)}),
+        ("show", {"path": str(elsewhere)}),
+        ("show", {"path": str(folder / "link.pickle")}),
+        ("show", {"path": str(leak), "by": "--json-output=/tmp/x"}),
+    ]
+    results = asyncio.run(ask([folder], calls))
+    texts = [result.content[0].text for result in results]
+    # THEN it has the answers of the commands
+    assert texts[0].startswith("LEAK: 1 MiB a step")
+    assert texts[1].startswith("NO PROBLEM FOUND")
+    assert "Leak: 1 MiB a step since step 1" in texts[2]
+    assert "train.py:30" in texts[3]
+    assert "train.py:30" in texts[4]
+    # AND errors say what is wrong, nothing was run, and files elsewhere are not read
+    assert [result.is_error for result in results] == [False] * 5 + [True] * 5
+    assert "batch=x" in texts[5]
+    assert not (tmp_path / "ran").exists()
+    for text in texts[7:9]:
+        assert f"is not below {folder}" in text
+    assert "Invalid value for '--by'" in texts[9]
+
+
+class _Evil:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self._path, "w")
+
+
+def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    for folders, error in (([], "name at least one folder"), ([tmp_path / "x"], "is no folder")):
+        done = processes.run_python("-m", "pytracer.integrations.mcp", *folders, cwd=tmp_path)
+        assert done.returncode == 1
+        assert error in done.stderr
+        assert "Traceback" not in done.stderr

@@ -41,8 +41,8 @@ atexit.register(print, "callback")
 def work():
     time.sleep(0.05)
     print("thread")
-threading.Thread(target=work).start()
 print("begun", end=" ")
+threading.Thread(target=work).start()
 {end}
 """
     # WHEN it ends

@@ -70,8 +70,10 @@ def server(folders: Sequence[str]) -> Any:
         `recordings`: files, with their sizes as in `a.pickle@batch=2` if they do not name them.
         `at`: the sizes of the next run, such as `batch=16`. `device_memory`: such as `80GiB`.
         """
-        parts = [recording.partition("@") for recording in recordings]
-        paths = [allowed(path) + sign + sizes for path, sign, sizes in parts]
+        paths = []
+        for recording in recordings:
+            path, sign, sizes = recording.rpartition("@")
+            paths.append(allowed(path) + sign + sizes if "=" in sizes else allowed(recording))
         return await answer("fit", *paths, *_given(at=at, device_memory=device_memory))
 
     made = MCPServer("pytracer", instructions="Start with show, and change what it names.")

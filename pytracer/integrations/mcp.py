@@ -31,7 +31,7 @@ def server(folders: Sequence[str]) -> Any:
             raise PytracerError(f"{root} is no folder: name folders with recordings")
     if not roots:
         raise PytracerError("name at least one folder with recordings")
-    with packages.needs("mcp", "mcp>=2"):
+    with packages.needs("mcp", "'mcp>=2'"):
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
 

@@ -85,15 +85,13 @@ def avoidable(held: HeldMemory) -> list[str]:
             "pass: {} of gradients of the step before are kept.",
         ),
     ]
-    found += [
-        (
-            saved,
-            f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) on "
-            "it saves {} of gradients, and its activations.",
-        )
+    least = _LEAST_PART * total
+    return [text.format(size(saved)) for saved, text in found if saved > least] + [
+        f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) on it "
+        f"saves {size(saved)} of gradients, and its activations."
         for model, saved in untrained.items()
+        if saved > least
     ]
-    return [text.format(size(saved)) for saved, text in found if saved > _LEAST_PART * total]
 
 
 def _untrained(held: HeldMemory, is_old: Column) -> dict[str, int]:

@@ -80,6 +80,9 @@ def test_a_model_that_no_optimizer_steps() -> None:
     assert "90 KiB of gradients of the step before" in texts[0]
     # AND an optimizer may have no states
     assert not found(gradients)
+    # AND a name may have braces
+    (text,) = found([(100, TRAIN, "gradient", "grad of {Net}.a.weight"), *states])
+    assert "No optimizer has states of {Net}: " in text
 
 
 def test_files_without_an_out_of_memory_error_have_none() -> None:

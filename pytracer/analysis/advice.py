@@ -52,7 +52,11 @@ _HELD = {reasons.EXHAUSTED, reasons.TOO_LARGE, reasons.REPLACED} | _OF_STEPS
 """The verdicts after which only less memory helps."""
 
 _OF_PLACE = {
-    *(reasons.LIMIT, reasons.OTHER_POOL, reasons.STREAMS, reasons.FREED, reasons.LIBRARY),
+    reasons.LIMIT,
+    reasons.OTHER_POOL,
+    reasons.STREAMS,
+    reasons.FREED,
+    reasons.LIBRARY,
 }
 """The verdicts after which the program may hold what it holds."""
 

@@ -25,7 +25,7 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
-from pytracer.analysis.stream_memory import of_idle_streams, of_site
+from pytracer.analysis.stream_memory import idle_streams_text, main_site_text
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
 
@@ -223,9 +223,9 @@ def _reserved(explanation: Explanation) -> Iterator[Line]:
         return
     text = size(found.size_bytes)
     if found.kind != "waiting":
-        text = of_idle_streams(found)
+        text = idle_streams_text(found)
     else:
-        by = of_site(found)
+        by = main_site_text(found)
         if found.step is not None and explanation.has_steps:
             text = f"in step {found.step}, {text}"
         text += f" were freed while another stream still used them (record_stream){by}"

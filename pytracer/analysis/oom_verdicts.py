@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.allocator_rules import PAGE_BYTES
 from pytracer.analysis.earlier_requests import EarlierRequests
-from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.leaks.results import (
     leaks_of,
     rate_text,
@@ -20,7 +19,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.outside_memory import held_outside, of_library, of_limit, of_others
-from pytracer.analysis.stream_memory import of_idle_streams
+from pytracer.analysis.unusable_memory import of_idle_streams, of_other_pool
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
 
@@ -82,9 +81,9 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         found.append(Verdict(reasons.GROWING, _growing_text(oom, around.earlier)))
     if not is_free:
         found += [*of_limit(oom), *of_others(oom, around, is_exhausted=exhausted != [])]
-        found += _idle_streams(oom, around)
+        found += of_idle_streams(oom, around)
     if not is_free and not exhausted:
-        found += _other_pool(oom)
+        found += of_other_pool(oom)
     if found:
         return found
     if not exhausted and oom.requested_bytes > _most_available(oom, sample):
@@ -284,35 +283,6 @@ def _use_text(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> st
         else:
             text += "What the program needs after this is unknown."
     return text + held_outside(oom)
-
-
-def _idle_streams(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
-    """Yield the verdict on what streams keep that are not used any more, of which one has to be."""
-    found = around.of_streams
-    if found is None:
-        return
-    others = found.size_bytes // found.streams * (found.streams - 1)
-    if oom.segment_bytes <= oom.available_bytes + others:
-        yield Verdict(
-            reasons.STREAMS,
-            f"{of_idle_streams(found)} If one stream had been used in their place, the "
-            f"{size(oom.requested_bytes)} would have fitted.",
-        )
-
-
-def _other_pool(oom: OutOfMemory) -> Iterator[Verdict]:
-    """Yield the verdict on memory that is free in a pool that the request cannot use."""
-    pool = oom.other_pool
-    # Other segments of the pool cannot be given back, and have their free memory in pieces.
-    if pool is None or oom.segment_bytes > oom.available_bytes + pool.segment_bytes:
-        return
-    by = "" if pool.call_site is None else f", which {call_site_text(pool.call_site)} filled"
-    yield Verdict(
-        reasons.OTHER_POOL,
-        f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only what "
-        f"allocates in this pool can use them. With them, the {size(oom.requested_bytes)} would "
-        "have fitted.",
-    )
 
 
 def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Verdict:

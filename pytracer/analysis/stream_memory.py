@@ -51,17 +51,17 @@ class StreamMemory:
     freed_at: Frame | None
 
 
-def of_site(found: StreamMemory) -> str:
+def main_site_text(found: StreamMemory) -> str:
     """Return a clause about the line that allocated most of it; "" if it is unknown."""
     return "" if found.call_site is None else f", most of it for {call_site_text(found.call_site)}"
 
 
-def of_idle_streams(found: StreamMemory) -> str:
+def idle_streams_text(found: StreamMemory) -> str:
     """Return sentences about memory that is cached on idle streams."""
     which = "does not use any more" if found.kind == "idle" else "used one after the other"
     return (
         f"{size(found.size_bytes)} are cached on {found.streams} streams that the program {which}"
-        f"{of_site(found)}. Other streams cannot use this memory."
+        f"{main_site_text(found)}. Other streams cannot use this memory."
     )
 
 

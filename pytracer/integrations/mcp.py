@@ -6,11 +6,13 @@ input and output. It executes nothing: no code in a file, and no command but pyt
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pytracer.child_process import python_command, run_captured
 from pytracer.errors import PytracerError
 from pytracer.integrations import packages
 
@@ -43,8 +45,8 @@ def server(folders: Sequence[str]) -> Any:
 
     async def answer(*arguments: str) -> str:
         try:
-            return await _answer(arguments)
-        except PytracerError as error:
+            return await asyncio.to_thread(_answer, arguments)
+        except (PytracerError, subprocess.TimeoutExpired) as error:
             raise ToolError(str(error)) from None
 
     async def show(path: str, by: str | None = None, leaks: bool = False) -> str:
@@ -87,28 +89,18 @@ def _given(**options: str | None) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value]
 
 
-async def _answer(arguments: Sequence[str]) -> str:
+def _answer(arguments: Sequence[str]) -> str:
     """Return what a command of pytracer prints, in a process of its own.
 
     Raises:
         PytracerError: It fails; the message is its last line.
+        subprocess.TimeoutExpired: It takes too long.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pytracer", *arguments),
-        cwd="/",  # in a checkout, Python would import the sources
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200", "PYTRACER": "0"},
-    )
-    try:
-        output, errors = await asyncio.wait_for(process.communicate(), SECONDS)
-    except BaseException:
-        process.kill()
-        raise
-    text = output.decode("utf-8", "replace").strip()
-    if process.returncode and not text:
-        raise PytracerError(errors.decode("utf-8", "replace").strip().rpartition("\n")[2])
+    environment = {**os.environ, "COLUMNS": "200", "PYTRACER": "0"}
+    done = run_captured(python_command("pytracer", *arguments), SECONDS, environment, "/")
+    text = done.stdout.strip()
+    if done.returncode and not text:
+        raise PytracerError(done.stderr.strip().rpartition("\n")[2])
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n… ({len(text):,} characters)"
 
 

@@ -8,25 +8,11 @@ from typing import Any
 
 import processes
 import pytest
-from synthetic_snapshots import Program, file_metadata
+from leaking_programs import recorded
 
 mcp = pytest.importorskip("mcp")
 MIB = 2**20
-TRAIN = ("/home/me/train.py", "main", 9)
-PEAK = ("/home/me/train.py", "forward", 20)
-
-
-def written(path: Path, steps: int, *, leaks: bool) -> Path:
-    """Write the file of a training whose steps need 512 KiB, and keep 1 MiB each if it leaks."""
-    program, boundaries = Program(), []
-    for step in range(1, steps + 1):
-        boundaries.append([step, len(program.events)])
-        if leaks:
-            program.alloc(MIB, ("/home/me/train.py", "log", 30), TRAIN)
-        program.free(program.alloc(MIB // 2, PEAK, TRAIN))
-    program.metadata = file_metadata(current_step=steps + 1)
-    program.metadata["devices"][0]["steps"] = boundaries
-    return program.write(path)
+LOG = ("/home/me/train.py", "log", 30)
 
 
 async def ask(folders: list[Path], calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
@@ -45,8 +31,11 @@ def test_an_agent_gets_the_answers(tmp_path: Path) -> None:
     # GIVEN a leak, a run without one, a file that would run code, and a file elsewhere
     folder, elsewhere = tmp_path / "runs", tmp_path / "elsewhere.pickle"
     folder.mkdir()
-    leak, fine = (written(folder / f"{leaks}.pickle", 30, leaks=leaks) for leaks in (True, False))
-    written(elsewhere, 3, leaks=False)
+    fine = recorded(lambda *_: None, steps=30).write(folder / "fine.pickle")
+    leak = recorded(lambda program, _: program.alloc(MIB, LOG), steps=30).write(
+        folder / "leak.pickle"
+    )
+    elsewhere.write_bytes(fine.read_bytes())
     (folder / "link.pickle").symlink_to(elsewhere)
     evil = folder / "evil.pickle"
     evil.write_bytes(pickle.dumps(_Evil(str(tmp_path / "ran"))))

@@ -28,26 +28,27 @@ inline PythonFrame* innermost_frame_of(PyThreadState* state) noexcept {
 // CPython's lookup takes a third of a short walk, so it is done once on the thread with which Python
 // began. That thread's state lives until Python ends, and walks end before. Other states may be
 // deleted at any time, as by PyGILState_Release().
-inline PythonFrame* innermost_frame_here(WalkMemo& memo) noexcept {
-  if (void* const lasting = memo.lasting_thread_state) {
-    return innermost_frame_of(static_cast<PyThreadState*>(lasting));
-  }
+PythonFrame* innermost_frame_here(WalkMemo& memo) noexcept {
   PyThreadState* const state = PyGILState_GetThisThreadState();
   if (state != nullptr && is_first_thread_state(state)) memo.lasting_thread_state = state;
   return innermost_frame_of(state);
 }
 
-}  // namespace
-
-FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
+// Not inlined, so that a walk of the first thread saves no registers.
+__attribute__((noinline)) uint32_t find_stack_of_any_thread(WalkMemo& memo, uint32_t depth,
+                                                            uint64_t seed,
+                                                            bool is_same_call) noexcept {
   PythonFrame* const frame = innermost_frame_here(memo);
-  if (frame == nullptr) return FrameChange::no_frames;
-  return memo.follow<FrameAccess>(frame, depth, seed) ? FrameChange::same : FrameChange::changed;
+  return frame != nullptr ? memo.find<FrameAccess>(frame, depth, seed, is_same_call) : 0;
 }
 
-bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
-  PythonFrame* const frame = innermost_frame_here(memo);
-  return frame != nullptr && memo.is_at<FrameAccess>(frame, depth, seed);
+}  // namespace
+
+uint32_t find_stack(WalkMemo& memo, uint32_t depth, uint64_t seed, bool is_same_call) noexcept {
+  auto* const state = static_cast<PyThreadState*>(memo.lasting_thread_state);
+  if (state == nullptr) return find_stack_of_any_thread(memo, depth, seed, is_same_call);
+  PythonFrame* const frame = innermost_frame_of(state);
+  return frame != nullptr ? memo.find<FrameAccess>(frame, depth, seed, is_same_call) : 0;
 }
 
 bool runs_python(WalkMemo& memo) noexcept { return innermost_frame_here(memo) != nullptr; }

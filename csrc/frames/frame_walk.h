@@ -1,6 +1,6 @@
 // Walks the calling thread's own Python frames.
 //
-// 1. compare_frames() and read_frame() take no lock, no reference and no GIL, allocate nothing and
+// 1. find_stack() and read_frame() take no lock, no reference and no GIL, allocate nothing and
 //    read only the calling thread's own frames, which no other thread changes. The caller makes sure
 //    that the thread state is not freed meanwhile (Recorder::stop_walking).
 // 2. A pair (code address, offset) names a place in the program only while the code object lives:
@@ -21,15 +21,11 @@ struct RawFrame {
   bool is_hidden;    // sys._getframe() does not show it: it has not reached its first traceable instruction
 };
 
-enum class FrameChange { no_frames /* the thread runs no Python */, same, changed };
-
-// Compares the innermost `depth` frames, at least one, with the memo's last walk under the same
-// seed, and notes them in the memo. Any thread, in a hook.
-FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
-
-// Whether the thread's innermost frame is where it was at the memo's last walk, with the same depth
-// and seed. Outer frames are not compared. Any thread, in a hook.
-bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
+// The stack of the innermost `depth` frames, at least one, which the memo notes: 0 if the thread runs no
+// Python, kUnknownStack if it is not the memo's stack of the last walks under the same seed.
+// `is_same_call`: the last walk was for the same call of the allocator, so outer frames need not be
+// compared if the innermost one has not moved on. Any thread, in a hook.
+uint32_t find_stack(WalkMemo& memo, uint32_t depth, uint64_t seed, bool is_same_call) noexcept;
 
 // Whether the thread is inside of Python code. Any thread, in a hook.
 bool runs_python(WalkMemo& memo) noexcept;

@@ -23,6 +23,7 @@
 namespace pytracer {
 
 constexpr uint32_t kMaxStackDepth = 1024;
+constexpr uint32_t kUnknownStack = UINT32_MAX;
 
 // What a path in the calling-context tree begins with, as a number of 12 bits, not 0.
 class PathBase {
@@ -51,34 +52,27 @@ class WalkMemo {
   static constexpr uint32_t kSlack = 16;  // frames noted beyond `depth`, for calls that return
   static constexpr uint32_t kCapacity = kMaxStackDepth + 4 * kSlack;
 
-  // Notes the innermost `depth` frames, at least one; `innermost` is not null. Returns true if
-  // `stack` is the stack of this walk. So it is if frames, depth and seed equal those of the last
-  // walk. So it is, too, if they equal those of the walk before the last one, and these two walks
-  // differ in the innermost instruction alone. Otherwise the nodes from first_unknown() on have to be set.
+  // The stack of the innermost `depth` frames, at least one; `innermost` is not null. The memo has it if
+  // frames, depth and seed equal those of the last walk, or those of the walk before the last one, and
+  // these two walks differ in the innermost instruction alone. With `is_same_call`, only the innermost
+  // frame is compared with the last walk's. Otherwise the result is kUnknownStack, and the nodes from
+  // first_unknown() on have to be set.
   // `Access` reads frames: FramePointer, outer(), and place(), which no two instructions of live
   // code objects share.
   template <class Access>
-  bool follow(typename Access::FramePointer innermost, uint32_t depth, uint64_t seed) noexcept {
-    if (depth == depth_ && seed == seed_ && outer_frames_are_same<Access>(innermost)) {
-      if (tops_[last_].place == Access::place(innermost)) return true;
-      last_ ^= 1;
-      if (tops_[last_].place == Access::place(innermost)) return true;
-      note_top(Access::place(innermost));
-      return false;
+  uint32_t find(typename Access::FramePointer innermost, uint32_t depth, uint64_t seed,
+                bool is_same_call) noexcept {
+    if (depth != depth_ || seed != seed_ || innermost_->frame != innermost) {
+      return take_in<Access>(innermost, depth, seed);
     }
-    const bool may_hold = depth == depth_ && seed == seed_;
-    depth_ = depth;
-    seed_ = seed;
-    if (!may_hold || !update<Access>(innermost)) start_over<Access>(innermost);
-    return false;
-  }
-
-  // Whether the thread is where it was at the last walk, as far as its innermost frame shows.
-  template <class Access>
-  bool is_at(typename Access::FramePointer innermost, uint32_t depth,
-             uint64_t seed) const noexcept {
-    return size_ != 0 && depth == depth_ && seed == seed_ &&
-           entries_[size_ - 1].frame == innermost && tops_[last_].place == Access::place(innermost);
+    const uint64_t place = Access::place(innermost);
+    const Top& last = tops_[last_];
+    if (is_same_call && last.place == place && last.stack != kUnknownStack) return last.stack;
+    if (!outer_frames_are_same<Access>(innermost)) return take_in<Access>(innermost, depth, seed);
+    if (last.place == place) return last.stack;
+    last_ ^= 1;
+    if (tops_[last_].place != place) note_top(place);
+    return tops_[last_].stack;
   }
 
   // Of the last walk: the entries, outermost first. Those before first_unknown() have nodes; the others
@@ -104,14 +98,17 @@ class WalkMemo {
   }
 
   // The next walk notes all frames anew.
-  void start_afresh() noexcept { size_ = 0; }
+  void start_afresh() noexcept {
+    size_ = 0;
+    innermost_ = &kNone;
+  }
   // Prepares the memo for another thread.
   void forget() noexcept {
-    size_ = 0;
+    start_afresh();
     lasting_thread_state = nullptr;
   }
 
-  // The number of the last walk's node; 0: unknown.
+  // The number of the last walk's node, or kUnknownStack.
   uint32_t stack() const noexcept { return tops_[last_].stack; }
 
   // The thread's PyThreadState, if it lives as long as there are walks; null: unknown.
@@ -124,13 +121,16 @@ class WalkMemo {
     uint64_t place = 0;  // 0: there was no such walk
     uint32_t hash = 0;
     uint32_t node = 0;
-    uint32_t stack = 0;
+    uint32_t stack = kUnknownStack;
   };
 
-  // Compares the innermost `depth_` frames, without the first one's instruction, with those of the
-  // last walk.
+  // Compares the innermost `depth_` frames, but for the first one, with those of the last walk.
   template <class Access>
   bool outer_frames_are_same(typename Access::FramePointer innermost) const noexcept;
+  // Notes a walk that is not the last one's. Not inlined, so that a known walk saves no registers.
+  template <class Access>
+  __attribute__((noinline)) uint32_t take_in(typename Access::FramePointer innermost, uint32_t depth,
+                                             uint64_t seed) noexcept;
   // Keeps the entries of the innermost `depth_` frames that still hold, and notes the other frames.
   // False: too much has changed.
   template <class Access>
@@ -145,7 +145,7 @@ class WalkMemo {
   // Notes the innermost frame's instruction, which is new, as that of the last walk.
   void note_top(uint64_t place) noexcept {
     first_unknown_ = size_ - 1;
-    tops_[last_] = {place, PathHash::extended(outer_hash(size_ - 1), place), 0, 0};
+    tops_[last_] = {place, PathHash::extended(outer_hash(size_ - 1), place), 0, kUnknownStack};
   }
   template <class Access>
   static void note(Entry& entry, typename Access::FramePointer frame) noexcept {
@@ -169,7 +169,9 @@ class WalkMemo {
       hash = entries_[i].hash = PathHash::extended(hash, entries_[i].place);
       places_[bucket(entries_[i].frame)] = static_cast<uint16_t>(i);
     }
-    tops_[0] = {entries_[size - 1].place, hash, 0, 0};
+    innermost_ = entries_ + size - 1;
+    outermost_ = size > depth_ ? entries_ + (size - depth_) : entries_;
+    tops_[0] = {innermost_->place, hash, 0, kUnknownStack};
     tops_[1] = {};
     last_ = 0;
   }
@@ -182,6 +184,9 @@ class WalkMemo {
     return static_cast<uint32_t>(reinterpret_cast<uint64_t>(frame) >> 3) * 0x9e3779b1u >> 24;
   }
 
+  static constexpr Entry kNone{};
+  const Entry* innermost_ = &kNone;   // of the last walk, as the next
+  const Entry* outermost_ = nullptr;  // the last one that was compared
   uint32_t size_ = 0;
   bool truncated_ = false;
   bool is_cut_ = false;  // there are more frames than entries

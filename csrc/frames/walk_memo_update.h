@@ -7,10 +7,8 @@ namespace pytracer {
 
 template <class Access>
 inline bool WalkMemo::outer_frames_are_same(typename Access::FramePointer frame) const noexcept {
-  if (size_ == 0) return false;
-  const Entry* entry = entries_ + size_ - 1;
-  if (entry->frame != frame) return false;
-  const Entry* const bottom = size_ > depth_ ? entries_ + (size_ - depth_) : entries_;
+  const Entry* entry = innermost_;
+  const Entry* const bottom = outermost_;
   const auto is_same = [&](const Entry& noted) {
     const auto outer = predicted<Access>(noted.frame);
     if (Access::outer(frame) != outer || noted.place != Access::place(outer)) return false;
@@ -18,7 +16,7 @@ inline bool WalkMemo::outer_frames_are_same(typename Access::FramePointer frame)
     return true;
   };
   // Four frames at a time: with a loop for each frame, this comparison takes twice as long.
-  for (; entry - bottom >= 4; entry -= 4) {
+  for (const Entry* const fourth = bottom + 4; entry >= fourth; entry -= 4) {
     if (!is_same(entry[-1]) || !is_same(entry[-2]) || !is_same(entry[-3]) || !is_same(entry[-4])) {
       return false;
     }
@@ -27,6 +25,16 @@ inline bool WalkMemo::outer_frames_are_same(typename Access::FramePointer frame)
     if (!is_same(entry[-1])) return false;
   }
   return (Access::outer(frame) != nullptr) == truncated_;
+}
+
+template <class Access>
+uint32_t WalkMemo::take_in(typename Access::FramePointer innermost, uint32_t depth,
+                           uint64_t seed) noexcept {
+  const bool may_hold = depth == depth_ && seed == seed_;
+  depth_ = depth;
+  seed_ = seed;
+  if (!may_hold || !update<Access>(innermost)) start_over<Access>(innermost);
+  return kUnknownStack;
 }
 
 template <class Access>

@@ -4,22 +4,35 @@
 #include <cstdint>
 
 #include "python/registers.h"
+#include "record/clock.h"
 #include "record/recorder.h"
+#include "support/error.h"
 
 namespace py = pybind11;
 
 namespace pytracer {
+
+namespace {
+
+pytracer_event event_of(int device, uint64_t address, uint64_t size) {
+  pytracer_event event{};
+  event.device = static_cast<int16_t>(device);
+  event.address = address;
+  event.size = size;
+  if (device != PYTRACER_CPU_DEVICE) event.ticks = now_ticks();  // an accelerator stamps its events
+  return event;
+}
+
+}  // namespace
 
 void register_testing(py::module_& core) {
   py::module_ testing = core.def_submodule("testing", "Events on demand, for tests and benchmarks.");
   testing.def(
       "record",
       [](uint8_t action, uint64_t address, uint64_t size, int device) {
-        pytracer_event event{};
+        if (action >= PYTRACER_ACTION_COUNT) throw Error("no such action");
+        pytracer_event event = event_of(device, address, size);
         event.action = action;
-        event.address = address;
-        event.size = size;
-        event.device = static_cast<int16_t>(device);
         py::gil_scoped_release release;
         Recorder::record(&event);
       },
@@ -27,10 +40,7 @@ void register_testing(py::module_& core) {
   testing.def(
       "record_free",
       [](uint64_t address, uint64_t size, int device) {
-        pytracer_event event{};
-        event.address = address;
-        event.size = size;
-        event.device = static_cast<int16_t>(device);
+        pytracer_event event = event_of(device, address, size);
         py::gil_scoped_release release;
         for (const uint8_t action : {PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED}) {
           event.action = action;
@@ -42,10 +52,7 @@ void register_testing(py::module_& core) {
   testing.def(
       "record_pairs",
       [](uint64_t pairs, uint64_t address, int device) {
-        pytracer_event event{};
-        event.device = static_cast<int16_t>(device);
-        event.address = address;
-        event.ticks = device == PYTRACER_CPU_DEVICE ? 0 : 1;  // an accelerator stamps its events
+        pytracer_event event = event_of(device, address, 0);
         py::gil_scoped_release release;
         const auto start = std::chrono::steady_clock::now();
         for (uint64_t i = 0; i < pairs; ++i) {

@@ -43,11 +43,10 @@ DeviceLog::DeviceLog(int device, uint32_t max_entries, std::shared_ptr<Box> box)
 
 // Mode::state, or recording has just been switched off.
 __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_event& given,
-                                                             uint8_t action, int64_t ticks,
-                                                             uint32_t stack,
+                                                             uint8_t action, uint32_t stack,
                                                              uint16_t phase) noexcept {
   if (mode_.load(std::memory_order_relaxed) != Mode::off) {
-    update_tables(given, action, ticks, stack, phase);
+    update_tables(given, action, stack, phase);
   }
 }
 
@@ -62,8 +61,7 @@ void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
   if (capture != nullptr) begin_capture_locked(*capture);
   if (mode_.load(std::memory_order_relaxed) == Mode::on) {
     write_requested_alone();
-    const int64_t ticks = marker.ticks != 0 ? marker.ticks : now_ticks();
-    ring_->append(event(marker, PYTRACER_SNAPSHOT, marker.size, ticks, 0, 0, phase));
+    ring_->append(event(marker, PYTRACER_SNAPSHOT, marker.size, 0, 0, phase));
   }
 }
 
@@ -94,14 +92,14 @@ __attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_eve
 
 // An address is given out again, so its block must have been freed, unseen, some time before.
 __attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_event& allocation,
-                                                             int64_t ticks, uint16_t phase,
+                                                             uint16_t phase,
                                                              const LiveBlock& missed) noexcept {
   if (is_cpu() && mode_.load(std::memory_order_relaxed) == Mode::on) {
     Event event{};
     event.address = missed.address;
     event.packed_size = with_birth(missed.size, missed);
     event.stream = allocation.stream;
-    event.ticks = ticks;
+    event.ticks = ticks_of(allocation);
     event.alloc_stack = missed.stack;
     event.phase = phase;
     event.action = PYTRACER_FREE_COMPLETED;
@@ -179,7 +177,7 @@ void DeviceLog::set_mode(Mode mode, Context context) {
     tables_.swap(fresh);
   }
   mode_.store(mode, std::memory_order_release);
-  stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
+  stack_actions_.store(mode != Mode::off ? stack_actions(context) : 0, std::memory_order_relaxed);
 }
 
 void DeviceLog::resize_ring(uint32_t max_entries) {
@@ -234,12 +232,13 @@ void DeviceLog::begin_capture(Capture& capture) noexcept {
 void DeviceLog::finish_capture(Capture& capture) {
   struct Thaw {
     LiveTable& table;
-    ~Thaw() { table.thaw(); }
+    SpinLock& writer_lock;
+    ~Thaw() { table.thaw(writer_lock); }
   };
-  const Thaw blocks{tables_->blocks};
-  const Thaw segments{tables_->segments};
-  capture.blocks = tables_->blocks.collect();
-  capture.segments = tables_->segments.collect();
+  const Thaw blocks{tables_->blocks, writer_lock_};
+  const Thaw segments{tables_->segments, writer_lock_};
+  capture.blocks = tables_->blocks.collect(writer_lock_);
+  capture.segments = tables_->segments.collect(writer_lock_);
 }
 
 }  // namespace pytracer

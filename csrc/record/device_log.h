@@ -147,24 +147,23 @@ class DeviceLog {
     uint32_t alloc_stack;
     bool is_recorded;
   };
-  void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
-             uint16_t phase) noexcept;
-  Event event(const pytracer_event& given, uint8_t action, uint64_t packed_size, int64_t ticks,
-              uint32_t stack, uint32_t alloc_stack, uint16_t phase) noexcept;
+  void write(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase) noexcept;
+  // The events of a log have to be made in the order in which they are written.
+  Event event(const pytracer_event& given, uint8_t action, uint64_t packed_size, uint32_t stack,
+              uint32_t alloc_stack, uint16_t phase) noexcept;
+  int64_t ticks_of(const pytracer_event& given) noexcept;
   // Writes the request that is kept aside as an event with this action: kFree, if it is completed.
   void write_requested(uint8_t action) noexcept;
   // If there is one, as an event of its own.
   __attribute__((cold, noinline)) void write_requested_alone() noexcept;
   __attribute__((cold)) void write_without_ring(const pytracer_event& given, uint8_t action,
-                                                int64_t ticks, uint32_t stack,
-                                                uint16_t phase) noexcept;
-  Known update_tables(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
+                                                uint32_t stack, uint16_t phase) noexcept;
+  Known update_tables(const pytracer_event& given, uint8_t action, uint32_t stack,
                       uint16_t phase) noexcept;
   __attribute__((cold)) uint32_t update_segments(const pytracer_event& given,
                                                  uint32_t stack) noexcept;
   __attribute__((cold)) void note_role(const LiveBlock& freed) noexcept;
-  __attribute__((cold)) void record_missed_free(const pytracer_event& allocation, int64_t ticks,
-                                                uint16_t phase,
+  __attribute__((cold)) void record_missed_free(const pytracer_event& allocation, uint16_t phase,
                                                 const LiveBlock& missed) noexcept;
   uint64_t with_birth(uint64_t size, const LiveBlock& freed) const noexcept {
     return size | uint64_t{tables_->blocks.birth(freed)} << Event::kBirthShift;
@@ -190,7 +189,7 @@ class DeviceLog {
   TensorUses uses_;
   Event requested_{};  // the request that is kept aside; its ticks are 0: there is none
   bool used_ = false;
-  int64_t last_ticks_ = 0;  // on the CPU: of the last event
+  int64_t last_ticks_ = 0;  // of the recorder's clock
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};
 };

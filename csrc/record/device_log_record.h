@@ -14,24 +14,18 @@ __attribute__((always_inline)) inline void DeviceLog::record(const pytracer_even
                                                              uint8_t action, uint32_t stack,
                                                              uint16_t phase) noexcept {
   writer_lock_.lock();
-  // An accelerator's hook may have read the allocator's clock.
-  write(given, action, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
+  write(given, action, stack, phase);
   writer_lock_.unlock();
 }
 
 __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event& given,
-                                                            uint8_t action, int64_t ticks,
-                                                            uint32_t stack,
+                                                            uint8_t action, uint32_t stack,
                                                             uint16_t phase) noexcept {
   // set_mode() takes the lock too, so the mode holds until this event is written.
   if (mode_.load(std::memory_order_relaxed) != Mode::on) {
-    return write_without_ring(given, action, ticks, stack, phase);
+    return write_without_ring(given, action, stack, phase);
   }
-  if (is_cpu()) {
-    // Times and numbers have the same order. A processor may read its clock a little early: before it
-    // has the lock.
-    ticks = last_ticks_ = std::max(ticks, last_ticks_);
-  } else if (requested_.ticks != 0) {
+  if (requested_.ticks != 0) {
     // Size, stream and pool are the block's, so they are those of the request.
     if (action == PYTRACER_FREE_COMPLETED && requested_.address == given.address &&
         requested_.stack == stack && requested_.phase == phase &&
@@ -40,13 +34,13 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
     }
     write_requested_alone();
   }
-  if (action == PYTRACER_FREE_REQUESTED && !is_cpu()) {
-    requested_ = event(given, action, given.size, ticks, stack, 0, phase);
+  if (action == PYTRACER_FREE_REQUESTED) {
+    requested_ = event(given, action, given.size, stack, 0, phase);
     return;
   }
-  const Known known = update_tables(given, action, ticks, stack, phase);
+  const Known known = update_tables(given, action, stack, phase);
   if (known.is_recorded) {
-    ring_->append(event(given, action, known.packed_size, ticks, stack, known.alloc_stack, phase));
+    ring_->append(event(given, action, known.packed_size, stack, known.alloc_stack, phase));
   }
 }
 
@@ -70,17 +64,21 @@ __attribute__((always_inline)) inline void DeviceLog::write_requested(uint8_t ac
 
 __attribute__((always_inline)) inline Event DeviceLog::event(const pytracer_event& given,
                                                              uint8_t action, uint64_t packed_size,
-                                                             int64_t ticks, uint32_t stack,
-                                                             uint32_t alloc_stack,
+                                                             uint32_t stack, uint32_t alloc_stack,
                                                              uint16_t phase) noexcept {
-  return {given.address, packed_size, given.stream, ticks, stack, alloc_stack, phase,
+  return {given.address, packed_size, given.stream, ticks_of(given), stack, alloc_stack, phase,
           names_->intern_pool(given.pool_high, given.pool_low), metadata_of(given), action,
           static_cast<int8_t>(given.device)};
 }
 
+inline int64_t DeviceLog::ticks_of(const pytracer_event& given) noexcept {
+  if (given.ticks != 0) return given.ticks;  // the allocator has read its clock
+  // A processor may read its clock a little early: before it has the lock.
+  return last_ticks_ = std::max(now_ticks(), last_ticks_);
+}
+
 __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
-    const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
-    uint16_t phase) noexcept {
+    const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase) noexcept {
   LiveTable& blocks = tables_->blocks;
   used_ = true;
   Known known{given.size, 0, true};
@@ -88,7 +86,7 @@ __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
     case PYTRACER_ALLOC: {
       LiveTable::Inserted inserted = blocks.insert(given.address, given.size, stack);
       if (inserted.block != nullptr) {
-        record_missed_free(given, ticks, phase, *inserted.block);
+        record_missed_free(given, phase, *inserted.block);
         inserted = blocks.insert(given.address, given.size, stack);
       }
       if (!inserted.done) {
@@ -97,12 +95,7 @@ __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
       }
       break;
     }
-    case PYTRACER_FREE_REQUESTED:
-      if (const LiveBlock* block = blocks.find(given.address)) {
-        known.alloc_stack = block->stack;
-        known.packed_size = with_birth(given.size, *block);
-        if (block->role != 0) note_role(*block);
-      }
+    case PYTRACER_FREE_REQUESTED:  // without the ring
       break;
     case PYTRACER_FREE_COMPLETED:
       if (const LiveBlock* block = blocks.take(given.address)) {

@@ -4,9 +4,9 @@
 // 1. One writer at a time: insert(), find(), take() and freeze() run under the device's writer
 //    lock.
 // 2. freeze() fixes the table's content for one reader, in O(1), at the instant of a snapshot's
-//    marker. Until thaw(), removed entries are kept aside, and writers and the reader exclude each
-//    other by a lock that writers do not touch otherwise. Without freeze() the marker would have to
-//    copy up to a million blocks under the allocator's lock, while all other threads wait for it.
+//    marker. Until thaw(), removed entries are kept aside, while the reader copies under the writer
+//    lock a part at a time. Without freeze() the marker would have to copy up to a million blocks
+//    under the allocator's lock, while all other threads wait for it.
 // 3. Bounded: at most `capacity` blocks. insert() refuses a block that finds no place, and the
 //    caller counts it.
 // 4. Memory is committed as blocks are entered: 36 bytes a block, 40 if it was removed while frozen.
@@ -27,6 +27,7 @@
 namespace pytracer {
 
 struct LiveBlock {
+  uint64_t hash() const noexcept { return mix(address); }
   uint64_t address;
   uint64_t size;
   uint32_t stack;  // of the allocation
@@ -50,16 +51,14 @@ class LiveTable {
   Inserted insert(uint64_t address, uint64_t size, uint32_t stack) noexcept;
   // Writer. The entry with this address, until the writer's next change, or null.
   const LiveBlock* find(uint64_t address) const noexcept {
-    const WhileFrozen guard(*this);  // thaw() changes chains
-    const uint32_t entry = index_.find(Entries::hash_of(address), [&](uint32_t candidate) {
+    const uint32_t entry = entries_.find(mix(address), [&](uint32_t candidate) {
       return is_live(candidate, address);
     });
-    return entry == 0 ? nullptr : &entries_.blocks[entry];
+    return entry == 0 ? nullptr : &entries_.items()[entry];
   }
   // Writer. Gives what find() returned a role, or 0.
   void set_role(const LiveBlock& found, uint8_t role) noexcept {
-    const WhileFrozen guard(*this);  // collect() copies entries
-    entries_.blocks[&found - &entries_.blocks[0]].role = role;
+    entries_.items()[&found - &entries_.items()[0]].role = role;
   }
   // Writer. Removes the entry with this address. Returns it, readable until the next insert(), or null.
   const LiveBlock* take(uint64_t address) noexcept;
@@ -77,11 +76,11 @@ class LiveTable {
 
   // Writer (in the marker). One freeze at a time.
   void freeze() noexcept;
-  // The reader that caused freeze(), without the writer lock. Returns the blocks that were alive at
-  // freeze(), ordered by address.
-  std::vector<LiveBlock> collect() const;
+  // The reader that caused freeze(), without the writer lock, which is taken for a burst at a time.
+  // Returns the blocks that were alive at freeze(), ordered by address.
+  std::vector<LiveBlock> collect(SpinLock& writer_lock) const;
   // The same reader, once, after freeze().
-  void thaw() noexcept;
+  void thaw(SpinLock& writer_lock) noexcept;
 
   // Control thread, under the writer lock, while the table is not frozen. Returns an epoch: the
   // blocks of smaller epochs, and no others, were entered before this call.
@@ -90,43 +89,20 @@ class LiveTable {
   void follow(const LiveTable& replaced) noexcept { epoch_ = replaced.epoch_ + 1; }
 
   // Any thread; momentary values.
-  uint32_t blocks() const noexcept { return blocks_.load(std::memory_order_relaxed); }
+  uint32_t blocks() const noexcept {
+    return entries_.size() - aside_count_.load(std::memory_order_relaxed);
+  }
   uint64_t block_bytes() const noexcept { return block_bytes_.load(std::memory_order_relaxed); }
   uint64_t committed_bytes() const noexcept;
   uint64_t max_bytes() const noexcept;
 
  private:
-  struct Entries {
-    Entries(uint32_t capacity, const BoxPart& part) : blocks(size_t{capacity} + 1, part) {}
-    uint64_t hash(uint32_t entry) const noexcept { return hash_of(blocks[entry].address); }
-    uint32_t& next(uint32_t entry) noexcept { return blocks[entry].next; }
-    static uint64_t hash_of(uint64_t address) noexcept { return mix(address); }
-    ReservedArray<LiveBlock> blocks;  // [0] unused
-  };
-  // Takes frozen_lock_ if the table is frozen. For writers alone: frozen_ becomes true under the
-  // writer lock, which they hold, and becomes false under frozen_lock_.
-  class WhileFrozen {
-   public:
-    explicit WhileFrozen(const LiveTable& table) noexcept
-        : lock_(table.frozen_.load(std::memory_order_acquire) ? &table.frozen_lock_ : nullptr) {
-      if (lock_ != nullptr) lock_->lock();
-    }
-    ~WhileFrozen() {
-      if (lock_ != nullptr) lock_->unlock();
-    }
-    WhileFrozen(const WhileFrozen&) = delete;
-    WhileFrozen& operator=(const WhileFrozen&) = delete;
-
-   private:
-    SpinLock* const lock_;
-  };
-
   bool is_live(uint32_t entry, uint64_t address) const noexcept {
-    const LiveBlock& block = entries_.blocks[entry];
+    const LiveBlock& block = entries_.items()[entry];
     return block.address == address && block.state == kLive;
   }
   // Entries ever used: from 1 on, up to this one.
-  uint32_t used() const noexcept { return static_cast<uint32_t>(entries_.blocks.count()); }
+  uint32_t used() const noexcept { return static_cast<uint32_t>(entries_.items().count()); }
   __attribute__((noinline, cold)) bool has_room() noexcept;  // for one more than were ever used
   void release(uint32_t entry) noexcept;  // it is in no chain any more
   // In the order of the program: in the box of a process that was killed meanwhile, a live entry is complete.
@@ -135,92 +111,84 @@ class LiveTable {
     block.state = state;
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
-  void count(int32_t blocks, int64_t bytes) noexcept {
+  void count(int64_t bytes) noexcept {
     // One writer: no read-modify-write instruction needed.
-    blocks_.store(blocks_.load(std::memory_order_relaxed) + static_cast<uint32_t>(blocks),
-                  std::memory_order_relaxed);
     block_bytes_.store(block_bytes_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes),
                        std::memory_order_relaxed);
   }
 
   const uint32_t capacity_;
-  Entries entries_;
-  LinearHash<Entries> index_;
+  LinearHash<LiveBlock> entries_;
   ReservedArray<uint32_t> aside_;  // entries that were removed after freeze()
-  uint32_t aside_count_ = 0;
+  std::atomic<uint32_t> aside_count_{0};
   uint32_t free_list_ = 0;         // through next
   uint32_t limit_ = 0;        // entries that are backed
   uint32_t frozen_used_ = 0;  // used() at freeze()
   uint32_t epoch_ = 0;        // freezes and marks; while frozen, entries of this epoch are younger
-  std::atomic<uint32_t> blocks_{0};
   std::atomic<uint64_t> block_bytes_{0};
-  std::atomic<bool> frozen_{false};
-  mutable SpinLock frozen_lock_;
+  bool frozen_ = false;
 };
 
 // Of every allocation and every free: inline.
 
 inline LiveTable::Inserted LiveTable::insert(uint64_t address, uint64_t size,
                                              uint32_t stack) noexcept {
-  const WhileFrozen guard(*this);
-  uint32_t& bucket = index_.bucket(Entries::hash_of(address));
-  const uint32_t taken = index_.find_in(
+  uint32_t& bucket = entries_.bucket(mix(address));
+  const uint32_t taken = entries_.find_in(
       bucket, [&](uint32_t candidate) { return is_live(candidate, address); });
-  if (taken != 0) return {false, &entries_.blocks[taken]};
+  if (taken != 0) return {false, &entries_.items()[taken]};
   uint32_t entry = free_list_;
   if (entry != 0) {
-    free_list_ = entries_.blocks[entry].next;
+    free_list_ = entries_.items()[entry].next;
   } else if (const uint32_t used = this->used(); used + 1 < limit_ || has_room()) {
     entry = used + 1;
-    entries_.blocks.set_count(entry);
+    entries_.items().set_count(entry);
   } else {
     return {false, nullptr};
   }
-  LiveBlock& block = entries_.blocks[entry];
+  LiveBlock& block = entries_.items()[entry];
   block.address = address;
   block.size = size;
   block.stack = stack;
   block.role = 0;
   block.epoch = epoch_;
   set_state(block, kLive);
-  index_.insert_in(bucket, entry);
-  count(1, static_cast<int64_t>(size));
+  entries_.insert_in(bucket, entry);
+  count(static_cast<int64_t>(size));
   return {true, nullptr};
 }
 
 inline const LiveBlock* LiveTable::take(uint64_t address) noexcept {
-  const WhileFrozen guard(*this);
-  uint32_t& link = index_.link_of(Entries::hash_of(address), [&](uint32_t candidate) {
+  uint32_t& link = entries_.link_of(mix(address), [&](uint32_t candidate) {
     return is_live(candidate, address);
   });
   if (link == 0) return nullptr;
   const uint32_t entry = link;
-  LiveBlock& block = entries_.blocks[entry];
-  count(-1, -static_cast<int64_t>(block.size));
+  LiveBlock& block = entries_.items()[entry];
+  count(-static_cast<int64_t>(block.size));
   // The reader still needs an entry that is older than freeze().
-  if (frozen_.load(std::memory_order_relaxed) && block.epoch != epoch_) {
+  if (frozen_ && block.epoch != epoch_) {
     block.state = kRemoved;
     aside_[aside_count_++] = entry;
   } else {
-    index_.erase_at(link);
+    entries_.erase_at(link);
     release(entry);
   }
   return &block;
 }
 
 inline void LiveTable::release(uint32_t entry) noexcept {
-  set_state(entries_.blocks[entry], kFree);
-  entries_.blocks[entry].next = free_list_;
+  set_state(entries_.items()[entry], kFree);
+  entries_.items()[entry].next = free_list_;
   free_list_ = entry;
 }
 
 template <class Renewed>
 void LiveTable::renew_stacks(uint32_t& entry, uint32_t most, const Renewed& renewed) noexcept {
-  const WhileFrozen guard(*this);  // collect() copies entries, and thaw() releases them
   const uint32_t used = this->used();
   const uint32_t stop = std::min(used, entry + most - 1);
   for (; entry <= stop; ++entry) {
-    LiveBlock& block = entries_.blocks[entry];
+    LiveBlock& block = entries_.items()[entry];
     if (block.state != kFree) block.stack = renewed(block.stack);
   }
   if (entry > used) entry = 0;

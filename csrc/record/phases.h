@@ -44,7 +44,7 @@ class Phases {
   bool is_entered(uint64_t entry) noexcept;  // entered and not left
 
   // The phase of the process. In a hook, without a lock.
-  uint16_t process_phase() const noexcept {
+  static uint16_t process_phase() noexcept {
     return process_phase_.load(std::memory_order_relaxed);
   }
 
@@ -112,7 +112,7 @@ class Phases {
   std::vector<Span> left_;     // a ring of kMaxSpans
   uint64_t left_count_ = 0;
   int64_t forgotten_end_ = 0;  // the latest end of a span that was overwritten
-  std::atomic<uint16_t> process_phase_{0};  // read without mutex_
+  static inline std::atomic<uint16_t> process_phase_{0};  // read without mutex_
 };
 
 }  // namespace pytracer

@@ -20,11 +20,12 @@ Recorder& Recorder::instance() noexcept {
 
 Recorder::Recorder() {
   init_thread_slots();
+  Phases::instance();  // its handler of fork() is the first one
   enabled_[2] = 1;
 }
 
 void Recorder::record(const pytracer_event* given) noexcept {
-  if (given->action < PYTRACER_ACTION_COUNT) g_recorder.record(*given, given->action);
+  g_recorder.record(*given, given->action);
 }
 
 __attribute__((always_inline)) inline void Recorder::record(const pytracer_event& given,
@@ -33,7 +34,7 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
   if (slot == nullptr) return;
   HookScope scope(*slot);
   DeviceLog* log = this->log(given.device);
-  if (log == nullptr || log->mode() == Mode::off) return;
+  if (log == nullptr) return;
   if (action == PYTRACER_SNAPSHOT) return record_marker(given, *slot, *log);
   uint32_t stack = 0;
   if (log->wants_stack(action)) {
@@ -59,7 +60,7 @@ void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,
 inline uint16_t Recorder::phase_of(ThreadSlot& slot) noexcept {
   const uint16_t own = slot.phase.load(std::memory_order_relaxed);
   if (own != 0) return own;
-  const uint16_t process = phases_.process_phase();
+  const uint16_t process = Phases::process_phase();
   return process == 0 || inherits_phase(slot) ? process : uint16_t{0};
 }
 
@@ -81,11 +82,9 @@ DeviceLog* Recorder::log(int device) const noexcept {
 // looks like one call.
 inline bool Recorder::note_call(const pytracer_event& event, uint8_t action,
                                 ThreadSlot& slot) noexcept {
-  const bool is_same_call = action == PYTRACER_FREE_COMPLETED &&
-                            slot.requested_free == event.address &&
-                            slot.requested_on == event.device;
-  slot.requested_free = action == PYTRACER_FREE_REQUESTED ? event.address : 0;
-  slot.requested_on = event.device;
+  const uint64_t block = event.address + static_cast<uint16_t>(event.device);
+  const bool is_same_call = action == PYTRACER_FREE_COMPLETED && slot.requested_free == block;
+  slot.requested_free = action == PYTRACER_FREE_REQUESTED ? block : 0;
   return is_same_call;
 }
 
@@ -93,14 +92,8 @@ inline uint32_t Recorder::stack_of_thread(WalkMemo& walks, bool is_same_call) no
   StackTable* stacks = stacks_.load(std::memory_order_acquire);
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint32_t depth = depth_.load(std::memory_order_relaxed);
-  const uint64_t seed = stacks->seed();
-  if (is_same_call && walks.stack() != 0 && is_at_last_walk(walks, depth, seed)) {
-    return walks.stack();
-  }
-  const FrameChange change = compare_frames(walks, depth, seed);
-  if (change == FrameChange::no_frames) return 0;
-  if (change == FrameChange::same && walks.stack() != 0) return walks.stack();
-  return find_or_intern(*stacks, depth, walks);
+  const uint32_t stack = find_stack(walks, depth, stacks->seed(), is_same_call);
+  return stack != kUnknownStack ? stack : find_or_intern(*stacks, walks);
 }
 
 // Not inlined: without forward stacks, an event needs nothing of this. An accelerator's allocator
@@ -129,11 +122,11 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
 }
 
 // Not inlined, so that the path of a walk that repeats is short.
-__attribute__((noinline)) uint32_t Recorder::find_or_intern(StackTable& stacks, uint32_t depth,
+__attribute__((noinline)) uint32_t Recorder::find_or_intern(StackTable& stacks,
                                                             WalkMemo& walks) noexcept {
   uint32_t stack = stacks.find_or_intern(walks);
-  while (stack == StackTable::kOutdated) {
-    compare_frames(walks, depth, stacks.seed());
+  while (stack == kUnknownStack) {
+    find_stack(walks, depth_.load(std::memory_order_relaxed), stacks.seed(), false);
     stack = stacks.find_or_intern(walks);
   }
   if (stacks.wants_generation()) renewal_.step(stacks, logs_, kMaxDevices);

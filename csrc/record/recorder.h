@@ -87,7 +87,7 @@ class Recorder {
   uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;
   uint32_t attributed_stack(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
                             ForwardStacks& forward) noexcept;
-  uint32_t find_or_intern(StackTable& stacks, uint32_t depth, WalkMemo& walks) noexcept;
+  uint32_t find_or_intern(StackTable& stacks, WalkMemo& walks) noexcept;
 
   std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1
   std::atomic<StackTable*> stacks_{nullptr};
@@ -97,7 +97,6 @@ class Recorder {
   std::atomic<ForwardStacks*> forward_{nullptr};  // null: not wanted
   ForwardStacks* known_forward_ = nullptr;        // under the registry's control lock, as the next
   bool forward_wanted_ = false;
-  const Phases& phases_ = Phases::instance();
   NodeTypes& node_types_ = NodeTypes::instance();
   // CPU, accelerators; atomic by __atomic builtins: part of a C ABI. And is_whole(). Zeroes in a child.
   ReservedArray<uint32_t> enabled_{3};

@@ -20,7 +20,7 @@ uint64_t StackTable::new_seed() noexcept {
 
 uint32_t StackTable::intern(WalkMemo& walk) noexcept {
   std::lock_guard lock(mutex_);
-  if (walk.seed() != seed_.load(std::memory_order_relaxed)) return kOutdated;
+  if (walk.seed() != seed_.load(std::memory_order_relaxed)) return kUnknownStack;
   const uint32_t stack = current_->add(walk);
   note_added(stack == 0);
   return stack;

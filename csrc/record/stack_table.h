@@ -39,9 +39,8 @@ class StackTable {
   // frames; each table has its own ones. And the generation, which is 0 for none.
   uint64_t seed() const noexcept { return seed_.load(std::memory_order_acquire); }
   uint64_t era() const noexcept { return era_.load(std::memory_order_acquire); }
-  // In a hook. Gives the walk its stack; 0: there is no room. kOutdated: the seed has changed since the
+  // In a hook. Gives the walk its stack; 0: there is no room. kUnknownStack: the seed has changed since the
   // walk, which has to be made again.
-  static constexpr uint32_t kOutdated = UINT32_MAX;
   uint32_t find_or_intern(WalkMemo& walk) noexcept {
     return newest()->find(walk) ? walk.stack() : intern(walk);
   }

@@ -26,9 +26,9 @@ struct ThreadSlot {
   std::atomic<uint32_t> noted{0};   // `scopes` at note_hooks()
   std::atomic<bool> owned{false};
   std::atomic<uint16_t> phase{0};  // the thread's innermost phase; 0: it is in none
-  // The block that the thread's last event requested to be freed, if its stack was walked; else 0.
+  // The block that the thread's last event requested to be freed, if its stack was walked: the sum of its
+  // address, which is a multiple of 512, and its device; else 0.
   uint64_t requested_free = 0;
-  int16_t requested_on = 0;  // the block's device
   bool is_native = false;    // the thread has had an event outside of Python code
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
   ForwardCursor forward;
@@ -67,22 +67,21 @@ ThreadSlot* all_thread_slots() noexcept;
 
 class HookScope {
  public:
-  explicit HookScope(ThreadSlot& slot) noexcept
-      : slot_(slot), begun_(slot.scopes.load(std::memory_order_relaxed) + 1) {
+  explicit HookScope(ThreadSlot& slot) noexcept : slot_(slot) {
     if (detail::membarrier_works) {
-      slot_.scopes.store(begun_, std::memory_order_relaxed);
+      slot_.scopes.store(next(), std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
     } else {
-      detail::store_before_loads(slot_.scopes, begun_);
+      detail::store_before_loads(slot_.scopes, next());
     }
   }
-  ~HookScope() { slot_.scopes.store(begun_ + 1, std::memory_order_release); }
+  ~HookScope() { slot_.scopes.store(next(), std::memory_order_release); }
   HookScope(const HookScope&) = delete;
   HookScope& operator=(const HookScope&) = delete;
 
  private:
+  uint32_t next() const noexcept { return slot_.scopes.load(std::memory_order_relaxed) + 1; }
   ThreadSlot& slot_;
-  const uint32_t begun_;
 };
 
 // Once, before the first event.

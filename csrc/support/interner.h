@@ -19,8 +19,8 @@ template <class Item>
 class Interner {
  public:
   explicit Interner(uint32_t most, const BoxPart& part = {})
-      : items_{ReservedArray<Item>(size_t{most} + 1, part)}, index_(items_, most) {
-    items_.all.back(1);
+      : index_(most, part) {
+    index_.items().back(1);
   }
 
   // The number of an item with this hash for which `matches(number)`; 0: there is none.
@@ -31,35 +31,30 @@ class Interner {
   // Only if there is room, and the item is not there yet.
   uint32_t add(const Item& item) noexcept {
     const uint32_t number = count() + 1;
-    items_.all[number] = item;
-    items_.all.set_count(number);
+    index_.items()[number] = item;
+    index_.items().set_count(number);
     index_.insert(number);
     return number;
   }
-  Item& operator[](uint32_t number) noexcept { return items_.all[number]; }
-  const Item& operator[](uint32_t number) const noexcept { return items_.all[number]; }
+  Item& operator[](uint32_t number) noexcept { return index_.items()[number]; }
+  const Item& operator[](uint32_t number) const noexcept { return index_.items()[number]; }
   uint32_t count() const noexcept {
-    return static_cast<uint32_t>(items_.all.count(std::memory_order_acquire));
+    return static_cast<uint32_t>(index_.items().count(std::memory_order_acquire));
   }
   // One thread at a time. Otherwise there is room for one more.
-  bool is_full() noexcept { return items_.all.back(size_t{count()} + 2) < size_t{count()} + 2; }
+  bool is_full() noexcept { return index_.items().back(size_t{count()} + 2) < size_t{count()} + 2; }
 
   // Forgets all items. In a fork handler too.
   void clear() noexcept {
     index_.clear();
-    items_.all.set_count(0);
+    index_.items().set_count(0);
   }
 
   // What an item takes, with its place in the index.
   static constexpr uint64_t kItemBytes = sizeof(Item) + sizeof(uint32_t);
 
  private:
-  struct Items {
-    uint64_t hash(uint32_t number) const noexcept { return all[number].hash(); }
-    uint32_t& next(uint32_t number) noexcept { return all[number].next; }
-    ReservedArray<Item> all;
-  } items_;
-  LinearHash<Items> index_;
+  LinearHash<Item> index_;
 };
 
 }  // namespace pytracer

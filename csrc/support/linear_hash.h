@@ -1,7 +1,7 @@
-// A chained hash index over numbered items that grows one bucket at a time (linear hashing).
+// An array of numbered items with a chained hash index that grows one bucket at a time (linear hashing).
 //
-// 1. Items are stored in `Items`, which gives an item's hash and holds its chain link; the index
-//    takes 4 bytes a bucket.
+// 1. Item has `uint64_t hash() const` and `uint32_t next`, its chain link; the index takes 4 bytes a
+//    bucket.
 // 2. No operation rehashes everything: an insertion splits at most one bucket, so the longest
 //    insertion is as short as the average one (a hook runs under the allocator's lock).
 // 3. Item 0 does not exist: 0 ends a chain.
@@ -15,47 +15,52 @@
 
 namespace pytracer {
 
-// Items: uint64_t hash(uint32_t item) const; uint32_t& next(uint32_t item);
-template <class Items>
+template <class Item>
 class LinearHash {
  public:
-  LinearHash(Items& items, uint32_t max_buckets) : items_(items), heads_(max_buckets) {}
+  // For items 1 to `most`. Throws Error.
+  LinearHash(uint32_t most, const BoxPart& part)
+      : items_(size_t{most} + 1, part), heads_(most) {}
+
+  ReservedArray<Item>& items() noexcept { return items_; }
+  const ReservedArray<Item>& items() const noexcept { return items_; }
 
   // The first item in the hash's bucket for which `matches(item)`; 0 if there is none.
   template <class Matches>
   uint32_t find(uint64_t hash, Matches matches) const noexcept {
     return find_in(load(bucket(hash)), matches);
   }
-  void insert(uint32_t item) noexcept { insert_in(bucket(items_.hash(item)), item); }
+  void insert(uint32_t item) noexcept { insert_in(bucket(items_[item].hash()), item); }
 
   // The same in two steps, for a user who looks before it inserts: the bucket of a hash, until the
   // next insertion, and what is done in it.
   uint32_t& bucket(uint64_t hash) const noexcept { return heads_[bucket_of(hash)]; }
   template <class Matches>
   uint32_t find_in(uint32_t bucket, Matches matches) const noexcept {
-    while (bucket != 0 && !matches(bucket)) bucket = load(items_.next(bucket));
+    while (bucket != 0 && !matches(bucket)) bucket = load(items_[bucket].next);
     return bucket;
   }
   void insert_in(uint32_t& bucket, uint32_t item) noexcept {
     push(bucket, item);
-    if (++size_ > buckets_ && buckets_ < heads_.capacity()) split_one();
+    store(size_, size_ + 1);
+    if (size_ > buckets_ && buckets_ < heads_.capacity()) split_one();
   }
 
   // Unlinks `item`, which must be in the index.
   void erase(uint32_t item) noexcept {
-    erase_at(link_of(items_.hash(item), [item](uint32_t candidate) { return candidate == item; }));
+    erase_at(link_of(items_[item].hash(), [item](uint32_t candidate) { return candidate == item; }));
   }
   // The same in two steps, for a user who looks before it erases: the link to the first item for which
   // `matches(item)`, or to 0, until the next change.
   template <class Matches>
   uint32_t& link_of(uint64_t hash, Matches matches) noexcept {
     uint32_t* link = &bucket(hash);
-    while (*link != 0 && !matches(*link)) link = &items_.next(*link);
+    while (*link != 0 && !matches(*link)) link = &items_[*link].next;
     return *link;
   }
   void erase_at(uint32_t& link) noexcept {
-    link = items_.next(link);
-    --size_;
+    link = items_[link].next;
+    store(size_, size_ - 1);
   }
 
   // Forgets all items. In a fork handler too.
@@ -65,6 +70,7 @@ class LinearHash {
     mask_ = size_ = 0;
   }
 
+  uint32_t size() const noexcept { return load(size_); }  // any thread; a momentary value
   uint64_t bytes() const noexcept { return uint64_t{buckets_} * sizeof(uint32_t); }
 
  private:
@@ -81,7 +87,7 @@ class LinearHash {
     return bucket < load(buckets_) ? bucket : bucket & (mask >> 1);
   }
   void push(uint32_t& head, uint32_t item) noexcept {
-    store(items_.next(item), head);
+    store(items_[item].next, head);
     store(head, item);
   }
   __attribute__((noinline, cold)) void split_one() noexcept {
@@ -92,14 +98,14 @@ class LinearHash {
     uint32_t item = source;
     store(source, 0);
     while (item != 0) {
-      const uint32_t following = items_.next(item);
-      const bool moves = (static_cast<uint32_t>(items_.hash(item)) & mask_) == created;
+      const uint32_t following = items_[item].next;
+      const bool moves = (static_cast<uint32_t>(items_[item].hash()) & mask_) == created;
       push(moves ? heads_[created] : source, item);
       item = following;
     }
   }
 
-  Items& items_;
+  ReservedArray<Item> items_;
   mutable ReservedArray<uint32_t> heads_;
   uint32_t buckets_ = 1;
   uint32_t mask_ = 0;  // smallest 2^k - 1 that covers all buckets

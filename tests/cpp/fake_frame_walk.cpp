@@ -35,14 +35,9 @@ pytracer::RawFrame frame_at(uintptr_t code, int32_t offset) {
 
 namespace pytracer {
 
-FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
-  if (t_frames.empty()) return FrameChange::no_frames;
-  return memo.follow<FrameAccess>(t_frames.data(), depth, seed) ? FrameChange::same
-                                                                : FrameChange::changed;
-}
-
-bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
-  return !t_frames.empty() && memo.is_at<FrameAccess>(t_frames.data(), depth, seed);
+uint32_t find_stack(WalkMemo& memo, uint32_t depth, uint64_t seed, bool is_same_call) noexcept {
+  if (t_frames.empty()) return 0;
+  return memo.find<FrameAccess>(t_frames.data(), depth, seed, is_same_call);
 }
 
 bool runs_python(WalkMemo&) noexcept { return !t_frames.empty(); }

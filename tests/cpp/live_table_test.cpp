@@ -32,6 +32,7 @@ void check_same(const std::vector<LiveBlock>& live, const std::map<uint64_t, uin
 
 TEST(live_table_equals_a_map) {
   LiveTable table(3000);
+  SpinLock writer_lock;
   std::map<uint64_t, uint64_t> model;
   std::mt19937_64 random(1);
   for (int i = 0; i < 60'000; ++i) {
@@ -51,8 +52,8 @@ TEST(live_table_equals_a_map) {
     }
     if (i % 10'000 == 0) {
       table.freeze();
-      check_same(table.collect(), model);
-      table.thaw();
+      check_same(table.collect(writer_lock), model);
+      table.thaw(writer_lock);
     }
   }
   uint64_t bytes = 0;
@@ -63,6 +64,7 @@ TEST(live_table_equals_a_map) {
 
 TEST(a_frozen_live_table_keeps_removed_blocks) {
   LiveTable table(100);
+  SpinLock writer_lock;
   std::map<uint64_t, uint64_t> model;
   for (uint64_t i = 1; i <= 50; ++i) {
     insert(table, i * 64, i);
@@ -76,14 +78,14 @@ TEST(a_frozen_live_table_keeps_removed_blocks) {
     for (uint64_t i = 1; i <= 5; ++i) CHECK(remove(table, i * 64));
     CHECK(remove(table, 30 * 64));
     insert(table, 30 * 64, 77);
-    check_same(table.collect(), frozen);
-    table.thaw();
+    check_same(table.collect(writer_lock), frozen);
+    table.thaw(writer_lock);
     model[30 * 64] = 77;
     for (uint64_t i = 1; i <= 25; ++i) model.erase(i * 64);
     for (uint64_t i = 6; i <= 10; ++i) model[i * 64] = 1000 + i;
     table.freeze();
-    check_same(table.collect(), model);
-    table.thaw();
+    check_same(table.collect(writer_lock), model);
+    table.thaw(writer_lock);
     for (uint64_t i = 1; i <= 25; ++i) {
       remove(table, i * 64);
       insert(table, i * 64, i);
@@ -95,7 +97,7 @@ TEST(a_frozen_live_table_keeps_removed_blocks) {
 // Writers continue while one reader freezes, collects and thaws: each view is of one instant.
 TEST(live_table_views_are_consistent_under_fire) {
   LiveTable table(4096);
-  std::mutex writer_lock;
+  SpinLock writer_lock;
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> next{0};
   std::thread writer([&] {
@@ -112,8 +114,8 @@ TEST(live_table_views_are_consistent_under_fire) {
       std::lock_guard lock(writer_lock);
       table.freeze();
     }
-    const std::vector<LiveBlock> live = table.collect();
-    table.thaw();
+    const std::vector<LiveBlock> live = table.collect(writer_lock);
+    table.thaw(writer_lock);
     CHECK(live.size() <= 100);
     uint64_t least = ~0ull, most = 0;
     for (const LiveBlock& block : live) {

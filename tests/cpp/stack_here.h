@@ -9,12 +9,10 @@
 // This thread's stack, as Recorder finds or interns it for an event.
 inline uint32_t stack_here(pytracer::StackTable& table, uint32_t depth = 32) {
   thread_local pytracer::WalkMemo memo;
-  uint32_t stack = pytracer::StackTable::kOutdated;
-  while (stack == pytracer::StackTable::kOutdated) {
-    if (pytracer::compare_frames(memo, depth, table.seed()) == pytracer::FrameChange::same) {
-      return memo.stack();
-    }
-    stack = table.find_or_intern(memo);
+  uint32_t stack = pytracer::kUnknownStack;
+  while (stack == pytracer::kUnknownStack) {
+    stack = pytracer::find_stack(memo, depth, table.seed(), false);
+    if (stack == pytracer::kUnknownStack) stack = table.find_or_intern(memo);
   }
   return stack;
 }

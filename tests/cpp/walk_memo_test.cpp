@@ -128,7 +128,8 @@ class Tree {
 
 // Returns whether the memo knew the stack.
 bool follow(WalkMemo& memo, Tree& tree, Program& program, uint32_t depth, uint64_t seed = 1) {
-  const bool same = memo.follow<FrameAccess>(program.innermost(), depth, seed);
+  const bool same =
+      memo.find<FrameAccess>(program.innermost(), depth, seed, false) != kUnknownStack;
   if (!same) tree.resolve(memo);
   CHECK(tree.stack(memo.stack(), depth) == program.stack(depth));
   CHECK(memo.is_truncated() == (program.stack(depth).back() != 0));

@@ -25,7 +25,9 @@ def call_when_seen(code: CodeType, call: Callable[[], object]) -> None: ...
 
 # Who holds each of these objects: "losses[41] of main()"; "": nobody was found. Nobody else may
 # refer to the list. Variables of functions in files of the folders `hidden` do not count.
-def holders_of(objects: list[Any], hidden: list[str], seconds: float) -> list[str]: ...
+def holders_of(
+    objects: list[Any], hidden: list[str], unnamed: list[str], seconds: float
+) -> list[str]: ...
 
 class Mark:
     """An instant of one device, from `Session.mark`."""

@@ -134,6 +134,13 @@ std::string module_name(PyObject* variables) {
   return "?";
 }
 
+PyObject* variable_of_module(const char* module, const char* name) {
+  PyObject* const found = PyDict_GetItemString(PyImport_GetModuleDict(), module);
+  return found != nullptr && PyModule_Check(found)
+             ? PyDict_GetItemString(PyModule_GetDict(found), name)
+             : nullptr;
+}
+
 std::string context_variable(PyObject* context, PyObject* value) {
   std::string found = "a value";
   PyObject* const items = PyObject_CallMethod(context, "items", nullptr);
@@ -154,16 +161,16 @@ std::string context_variable(PyObject* context, PyObject* value) {
 bool ReferenceTexts::append_dict(std::string& path, PyObject* dict, PyObject* held,
                                  bool is_attributes) {
   PyObject *key, *value;
-  Py_ssize_t position = last_ == dict ? next_ : 0;
+  Py_ssize_t& next = next_of(dict, PyDict_GET_SIZE(dict));
+  Py_ssize_t position = next;
   for (bool is_second = position == 0;; is_second = true) {
     while (PyDict_Next(dict, &position, &key, &value)) {
-      if (--items_left_ < 0) {
+      if (!is_attributes && --items_left_ < 0) {
         path += kSomeItem;
         return true;
       }
       if (value != held && key != held) continue;
-      last_ = dict;
-      next_ = position;
+      next = position;
       const bool is_name = is_attributes && PyUnicode_Check(key);
       if (key == held) {
         path += " (a key)";
@@ -179,18 +186,20 @@ bool ReferenceTexts::append_dict(std::string& path, PyObject* dict, PyObject* he
 
 bool ReferenceTexts::append_index(std::string& path, PyObject* holder, PyObject* const* items,
                                   Py_ssize_t size, PyObject* held) {
-  const Py_ssize_t begin = last_ == holder && next_ < size ? next_ : 0;
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    const Py_ssize_t index = begin + i < size ? begin + i : begin + i - size;
-    if (--items_left_ < 0) {
-      path += kSomeItem;
+  Py_ssize_t& next = next_of(holder, size);
+  // Both ways, because the collector may have reversed the order of the objects.
+  for (Py_ssize_t above = next, below = next - 1; above < size || below >= 0; ++above, --below) {
+    for (const Py_ssize_t index : {above, below}) {
+      if (index < 0 || index >= size) continue;
+      if (--items_left_ < 0) {
+        path += kSomeItem;
+        return true;
+      }
+      if (items[index] != held) continue;
+      next = index;
+      path += "[" + std::to_string(index) + "]";
       return true;
     }
-    if (items[index] != held) continue;
-    last_ = holder;
-    next_ = index + 1;
-    path += "[" + std::to_string(index) + "]";
-    return true;
   }
   return false;
 }

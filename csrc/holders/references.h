@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <unordered_map>
 
 #include "holders/frame_variables.h"
 
@@ -31,6 +32,9 @@ PythonFrame* frame_in(PyObject* holder);
 // The name of a module, by the dict of its variables; "?": it has none.
 std::string module_name(PyObject* variables);
 
+// The variable of a module that was imported; null: it was not, or has none. Borrowed.
+PyObject* variable_of_module(const char* module, const char* name);
+
 // The name of the variable that has a value in a context of contextvars; "a value": none has.
 std::string context_variable(PyObject* context, PyObject* value);
 
@@ -47,10 +51,15 @@ class ReferenceTexts {
   bool append_index(std::string& path, PyObject* holder, PyObject* const* items, Py_ssize_t size,
                     PyObject* held);
 
-  // The next object that is looked for is often the next item of the same container.
-  PyObject* last_ = nullptr;
-  Py_ssize_t next_ = 0;
-  // How many more items are looked at, for all texts together. Then an item is "[…]".
+  // Where to look first in a large container: the next object that it holds is often the next or previous item.
+  Py_ssize_t& next_of(PyObject* container, Py_ssize_t size) {
+    constexpr Py_ssize_t kFew = 16;
+    return size > kFew ? next_[container] : first_ = 0;
+  }
+
+  std::unordered_map<PyObject*, Py_ssize_t> next_;
+  Py_ssize_t first_ = 0;
+  // How many more items are looked at, for all texts together. Then an item is "[…]". Attributes are few.
   int64_t items_left_ = 5'000'000;
 };
 

@@ -36,10 +36,10 @@ std::string function_of_expression(PyCodeObject* code) {
 
 }  // namespace
 
-Roots::Roots(PyObject* frames, PyObject* exceptions, const std::vector<std::string>& hidden) {
+Roots::Roots(PyObject* frames, PyObject* exceptions, const Folders& folders) {
   add_exceptions(exceptions);
   if (PyObject* data = PyThreadState_GetDict()) add(data, {Kind::thread, 0, nullptr, 0});
-  add_frames(frames, hidden);
+  add_frames(frames, folders);
   add_modules();
 }
 
@@ -62,20 +62,20 @@ void Roots::add_exceptions(PyObject* exceptions) {
   }
 }
 
-void Roots::add_frames(PyObject* threads, const std::vector<std::string>& hidden) {
+void Roots::add_frames(PyObject* threads, const Folders& folders) {
   PyObject *thread, *innermost;
   Py_ssize_t position = 0;
   while (PyDict_Next(threads, &position, &thread, &innermost)) {
     if (!PyFrame_Check(innermost)) continue;
     for (PythonFrame* frame = frame_of_object(innermost); frame != nullptr;
          frame = outer_frame(frame)) {
-      if (is_shim(frame) || is_in(code_object(frame), hidden)) continue;
-      add_frame(frame);
+      if (is_shim(frame) || is_in(code_object(frame), folders.hidden)) continue;
+      add_frame(frame, !is_in(code_object(frame), folders.unnamed));
     }
   }
 }
 
-void Roots::add_frame(PythonFrame* frame) {
+void Roots::add_frame(PythonFrame* frame, bool is_named) {
   PyCodeObject* const code = code_object(frame);
   PyObject** const values = variables(frame);
   const int count = variable_count(frame);
@@ -83,7 +83,7 @@ void Roots::add_frame(PythonFrame* frame) {
   if (all == count && is_comprehension(code)) ++all;  // what it builds is its first value
   for (int slot = 0; slot < all; ++slot) {
     const Kind kind = slot < count ? Kind::variable : Kind::temporary;
-    add(values[slot], {kind, slot, code, 1});
+    add(values[slot], {is_named ? kind : Kind::unnamed, slot, code, 1});
   }
   PyObject* const globals = global_variables(frame);
   if (globals != nullptr && PyDict_Check(globals)) {
@@ -104,8 +104,9 @@ void Roots::add_modules() {
 
 bool Roots::is_unnamed(PyObject* object) const {
   const auto place = found_.find(object);
-  return place != found_.end() && place->second.kind == Kind::temporary &&
-         !PyExceptionInstance_Check(object);
+  if (place == found_.end()) return false;
+  const Kind kind = place->second.kind;
+  return kind == Kind::unnamed || (kind == Kind::temporary && !PyExceptionInstance_Check(object));
 }
 
 size_t Roots::references(PyObject* object) const {
@@ -130,6 +131,7 @@ Roots::Name Roots::name_of(PyObject* object) const {
       const bool is_built = PyList_CheckExact(object) || PyDict_CheckExact(object);
       return {is_built ? "an unnamed " + class_name(Py_TYPE(object)) : kTemporary, function};
     }
+    case Kind::unnamed: break;
     case Kind::exception: return {"the handled exception", ""};
     case Kind::thread: return {"the thread's own data", ""};
     case Kind::module: break;

@@ -16,15 +16,29 @@ namespace pytracer {
 // What has no name: the value of an expression, and what code that runs has.
 constexpr const char* kTemporary = "a temporary value";
 
+struct Folders {
+  std::vector<std::string> hidden;   // of functions whose variables are no roots
+  std::vector<std::string> unnamed;  // of functions whose variables have no name
+};
+
 class Roots {
  public:
   // `frames` and `exceptions`: of all threads, by sys._current_frames() and _current_exceptions().
-  // Without variables of functions in files of the hidden folders. Throws std::bad_alloc.
-  Roots(PyObject* frames, PyObject* exceptions, const std::vector<std::string>& hidden);
+  // Throws std::bad_alloc.
+  Roots(PyObject* frames, PyObject* exceptions, const Folders& folders);
 
+  template <class Use>
+  void for_each(Use use) const {
+    for (const auto& [object, root] : found_) use(object);
+  }
   bool contains(PyObject* object) const { return found_.count(object) != 0; }
   // Whether an object is only the value of an expression that runs, which has no name.
   bool is_unnamed(PyObject* object) const;
+  // Whether it is a variable of a function whose variables have no name, and nothing else.
+  bool has_no_name(PyObject* object) const {
+    const auto place = found_.find(object);
+    return place != found_.end() && place->second.kind == Kind::unnamed;
+  }
   // How often the known frames refer to an object.
   size_t references(PyObject* object) const;
   struct Name {
@@ -43,7 +57,7 @@ class Roots {
 
  private:
   // Of two roots of the same object, the one of the later kind counts, and the outer frame.
-  enum class Kind : uint8_t { exception, thread, temporary, variable, module };
+  enum class Kind : uint8_t { unnamed, exception, thread, temporary, variable, module };
   struct Root {
     Kind kind;
     int slot;            // of a variable
@@ -52,8 +66,8 @@ class Roots {
   };
 
   void add(PyObject* object, const Root& root);
-  void add_frames(PyObject* threads, const std::vector<std::string>& hidden);
-  void add_frame(PythonFrame* frame);
+  void add_frames(PyObject* threads, const Folders& folders);
+  void add_frame(PythonFrame* frame, bool is_named);
   void add_exceptions(PyObject* exceptions);
   void add_modules();
 

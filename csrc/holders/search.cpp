@@ -1,7 +1,10 @@
 #include "holders/search.h"
 
 #include <algorithm>
+#include <cstring>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
 #include "holders/references.h"
 
@@ -35,7 +38,8 @@ class Search {
   Search(PyObject* targets, PyObject* objects, Roots roots, const SearchBounds& bounds)
       : roots_(std::move(roots)), targets_(targets), objects_(objects), bounds_(bounds),
         end_(std::chrono::steady_clock::now() + bounds.time),
-        walks_until_(end_ - bounds.time / kPartForTexts) {
+        walks_until_(end_ - bounds.time / kPartForTexts),
+        most_nodes_(3 * PyList_GET_SIZE(targets) + bounds.holders) {
     const Py_ssize_t count = PyList_GET_SIZE(targets);
     nodes_.reserve(count);
     for (Py_ssize_t i = 0; i < count; ++i) add(PyList_GET_ITEM(targets, i), 0);
@@ -100,6 +104,8 @@ class Search {
   // wanted at once, so that one walk may follow a whole path.
   void walk() {
     const Py_ssize_t count = PyList_GET_SIZE(objects_);
+    unlisted_.clear();
+    roots_.for_each([this](PyObject* root) { ask_unlisted(root); });
     for (Py_ssize_t i = 0; i < count && !is_late_; ++i) {
       asked_ = PyList_GET_ITEM(objects_, pass_ % 2 != 0 ? count - 1 - i : i);
       asked_number_ = kNone;
@@ -115,6 +121,7 @@ class Search {
 
   // Takes note that the object that is asked refers to this one.
   void meet(PyObject* object) {
+    ask_unlisted(object);
     if (!may_be_wanted_[hash(object)]) return;
     const auto place = numbers_.find(object);
     if (place == numbers_.end()) return;
@@ -130,6 +137,38 @@ class Search {
     note_holder(place->second);
   }
 
+  // The collector does not know arrays of numpy, whose elements may be objects, nor dicts that have
+  // nothing that it knows.
+  void ask_unlisted(PyObject* object) {
+    const bool is_array = reinterpret_cast<PyObject*>(Py_TYPE(object)) == array_type_;
+    const bool is_dict = PyDict_CheckExact(object) && !PyObject_GC_IsTracked(object);
+    if (array_type_ == nullptr || (!is_array && !is_dict) || !unlisted_.insert(object).second) return;
+    PyObject* const asked = std::exchange(asked_, object);
+    const size_t asked_number = std::exchange(asked_number_, kNone);
+    if (is_array) {
+      ask_array(object);
+    } else {
+      Py_TYPE(object)->tp_traverse(object, &visit, this);
+    }
+    asked_ = asked;
+    asked_number_ = asked_number;
+  }
+
+  void ask_array(PyObject* array) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
+      PyErr_Clear();  // no array without gaps
+      return;
+    }
+    if (view.format != nullptr && std::strcmp(view.format, "O") == 0) {
+      auto* const elements = static_cast<PyObject**>(view.buf);
+      for (Py_ssize_t i = 0; i < view.len / view.itemsize; ++i) {
+        if (elements[i] != nullptr) meet(elements[i]);
+      }
+    }
+    PyBuffer_Release(&view);
+  }
+
   void note_holder(size_t number) {
     if (nodes_[number].distance == 0) return;
     if (asked_number_ == kNone) {
@@ -141,7 +180,7 @@ class Search {
       return;
     }
     if (nodes_[number].depth >= bounds_.depth || known.size() >= kMaxEdges ||
-        (asked_number_ == kNone && nodes_.size() >= bounds_.holders)) {
+        (asked_number_ == kNone && nodes_.size() >= most_nodes_)) {
       nodes_[number].is_cut = true;
       return;
     }
@@ -177,6 +216,7 @@ class Search {
     std::vector<size_t> chain{target};
     while (nodes_[chain.back()].via != kNone) chain.push_back(nodes_[chain.back()].via);
     PyObject* const root = nodes_[chain.back()].object;
+    if (roots_.has_no_name(root)) return kTemporary;
     const bool is_context = PyContext_CheckExact(root) && !roots_.contains(root);
     Roots::Name name;
     size_t last = chain.size() - 1;
@@ -212,15 +252,16 @@ class Search {
 
   static bool is_of_tree(PyObject* object) { return class_name(Py_TYPE(object)).rfind("hamt", 0) == 0; }
 
-  // Whether no object refers to the target but the arguments of calls, so that code that runs has it.
+  // Whether no object refers to the target but the arguments of calls, and lists that nothing refers to,
+  // so that code that runs has it.
   bool is_temporary(size_t target, int nesting = 0) const {
     const Node& node = nodes_[target];
     if (node.is_cut || passes_ <= node.added || nesting > kMaxNesting) return false;
     return std::all_of(node.holders.begin(), node.holders.end(), [this, nesting](size_t each) {
       // An inner function shares the arguments of the outer one by a cell: Module._call_impl has one.
       PyObject* const holder = nodes_[each].object;
-      const bool is_of_call =
-          PyTuple_CheckExact(holder) || PyDict_CheckExact(holder) || PyCell_Check(holder);
+      const bool is_of_call = PyTuple_CheckExact(holder) || PyList_CheckExact(holder) ||
+                              PyDict_CheckExact(holder) || PyCell_Check(holder);
       return is_of_call && is_temporary(each, nesting + 1);
     });
   }
@@ -261,12 +302,15 @@ class Search {
   PyObject* const objects_;
   const SearchBounds bounds_;
   const std::chrono::steady_clock::time_point end_, walks_until_;
+  const size_t most_nodes_;
   std::vector<Node> nodes_;                         // the targets come first
   std::unordered_map<PyObject*, size_t> numbers_;   // of the nodes
   std::vector<bool> may_be_wanted_ = std::vector<bool>(size_t{1} << kHashBits);  // by hash
   int pass_ = 0;
   int passes_ = 0;                                  // how many were not cut short
   bool is_late_ = false;
+  PyObject* const array_type_ = variable_of_module("numpy", "ndarray");
+  std::unordered_set<PyObject*> unlisted_;          // those that were asked in this pass
   PyObject* asked_ = nullptr;                       // what is asked for its references now
   size_t asked_number_ = kNone;
 };
@@ -274,9 +318,9 @@ class Search {
 }  // namespace
 
 std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, PyObject* frames,
-                                      PyObject* exceptions, const std::vector<std::string>& hidden,
+                                      PyObject* exceptions, const Folders& folders,
                                       const SearchBounds& bounds) {
-  return Search(targets, objects, Roots(frames, exceptions, hidden), bounds).run();
+  return Search(targets, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 
 }  // namespace pytracer

@@ -18,18 +18,16 @@ namespace pytracer {
 struct SearchBounds {
   std::chrono::milliseconds time;
   int depth = 8;           // how many holders a path has at most
-  size_t holders = 50'000; // how many are wanted at most
+  size_t holders = 50'000; // how many are wanted at most, and two for each target
 };
 
 // Returns who holds each target: "losses[41] of main()"; "a temporary value": code that runs; "":
 // nobody was found. Throws std::bad_alloc.
 //
 // `objects`: a list with all objects of the collector. `targets`: a list; it holds none of them.
-// `frames` and `exceptions`: as for Roots.
-// `hidden`: the folders of functions whose variables do not count. The collector must not run
-// meanwhile.
+// `frames`, `exceptions` and `folders`: as for Roots. The collector must not run meanwhile.
 std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, PyObject* frames,
-                                      PyObject* exceptions, const std::vector<std::string>& hidden,
+                                      PyObject* exceptions, const Folders& folders,
                                       const SearchBounds& bounds);
 
 }  // namespace pytracer

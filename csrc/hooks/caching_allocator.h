@@ -3,10 +3,10 @@
 //
 // 1. The tracker runs under the allocator's device lock, on whatever thread allocates. It calls no
 //    torch function, allocates nothing and takes no lock but the recorder's own.
-// 2. torch copies the tracker for each device, and marks every snapshot() with one event a device,
-//    in the order of devices, whose device is always 0. In our own snapshot() the tracker counts
-//    these events. In other snapshots a copy knows its device from the events before; a copy that
-//    has seen no event has nothing to mark.
+// 2. torch copies the tracker for each device, and marks every snapshot() with one event a device, in
+//    the order of devices. These events name device 0, all of them. So in our own snapshot() they are
+//    counted. In other snapshots each copy of the tracker knows its device from earlier events; one that
+//    has seen none has nothing to mark.
 // 3. torch cannot detach a tracker: all state is leaked on purpose, and `enabled` switches it.
 // 4. No exception leaves a hook: torch's exceptions become messages.
 //

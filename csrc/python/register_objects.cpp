@@ -72,7 +72,8 @@ py::list live_instances(const py::args& kinds) {
 
 // Who holds each of `objects`, as in holders/search.h. Nobody else may refer to the list.
 std::vector<std::string> holders_of(const py::list& objects,
-                                    const std::vector<std::string>& hidden, double seconds) {
+                                    const std::vector<std::string>& hidden,
+                                    const std::vector<std::string>& unnamed, double seconds) {
   if (!kVariablesAreKnown) return std::vector<std::string>(objects.size());
   const NoCollection guard;
   // Before the list of all objects is made, because an audit hook of the program may run.
@@ -81,7 +82,8 @@ std::vector<std::string> holders_of(const py::list& objects,
   const py::dict exceptions = sys.attr("_current_exceptions")();
   const py::object all = all_objects();
   const auto time = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-  return find_holders(objects.ptr(), all.ptr(), frames.ptr(), exceptions.ptr(), hidden, {time});
+  return find_holders(objects.ptr(), all.ptr(), frames.ptr(), exceptions.ptr(), {hidden, unnamed},
+                      {time});
 }
 
 PyObject* g_call = nullptr;  // what call_when_seen() was given last; never destroyed
@@ -106,7 +108,7 @@ void register_objects(py::module_& core) {
   core.def("live_instances", &live_instances);
   core.def("call_when_seen", &call_when_seen, py::arg("code"), py::arg("call"));
   core.def("holders_of", &holders_of, py::arg("objects"), py::arg("hidden"),
-           py::arg("seconds"));
+           py::arg("unnamed"), py::arg("seconds"));
 }
 
 }  // namespace pytracer

@@ -3,11 +3,11 @@
 // 1. record() may be called by several threads; the writer lock makes them one writer. The lock is
 //    held for the tables and the ring alone: the stack was walked before. An accelerator's threads
 //    hardly ever meet there, because its allocator has a lock of its own.
-// 2. The live tables are always what a replay of the events would give: a capture fixes the tables
-//    and the ring at one instant. On the CPU, whose allocator has no state of its own to show, a
-//    missed free is recorded when its address is given out again, and an allocation that finds the
-//    live table full gets no event. An accelerator's events are recorded as they come.
-// 3. Events are in the order of time.
+// 2. A capture fixes the live tables and the ring at one instant. The tables are what a replay of the
+//    events would give. So it is on the CPU, whose allocator has no state of its own to show, even if
+//    an allocation finds the live table full: it gets no event. And if a free was missed, it is recorded
+//    when its address is given out again. An accelerator's events are recorded as they come.
+// 3. Events are in the order of time: the allocator reads its clock under its lock, or the log does.
 // 4. In Mode::state the live tables are kept as in Mode::on, but the ring is not written.
 // 5. The request of a free is kept aside until the next event, which mostly completes it: then both are
 //    written as one event. It is written before all else that uses the ring or the mode.
@@ -97,7 +97,7 @@ class DeviceLog {
   // have it; finish_capture() has to follow, outside the hook.
   void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
 
-  // Any thread, in a hook's scope but not in a hook. Notes that a tensor is used whose storage begins
+  // Any thread, in a HookScope but not in a hook. Notes that a tensor is used whose storage begins
   // at an address, if a known block does and events are recorded; a role that is kept, at the free.
   void note_use(uint64_t address, TensorRole role) noexcept;
 
@@ -152,7 +152,7 @@ class DeviceLog {
   Event event(const pytracer_event& given, uint8_t action, uint64_t packed_size, uint32_t stack,
               uint32_t alloc_stack, uint16_t phase) noexcept;
   int64_t ticks_of(const pytracer_event& given) noexcept;
-  // Writes the request that is kept aside as an event with this action: kFree, if it is completed.
+  // Writes the request that is kept aside as an event with this action: kFreeAtOnce, if it is completed.
   void write_requested(uint8_t action) noexcept;
   // If there is one, as an event of its own.
   __attribute__((cold, noinline)) void write_requested_alone() noexcept;
@@ -182,7 +182,8 @@ class DeviceLog {
   const std::shared_ptr<Box> box_;
   std::atomic<Mode> mode_{Mode::off};
   std::atomic<uint32_t> stack_actions_{0};  // a bit for each action
-  alignas(64) SpinLock writer_lock_;  // guards all below
+  // Guards all below. The control thread, which alone replaces ring_ and tables_, reads these without it.
+  alignas(64) SpinLock writer_lock_;
   std::shared_ptr<RingBuffer> ring_;
   std::unique_ptr<Tables> tables_;
   std::shared_ptr<DeviceNames> names_;

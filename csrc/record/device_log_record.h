@@ -30,7 +30,7 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
     if (action == PYTRACER_FREE_COMPLETED && requested_.address == given.address &&
         requested_.stack == stack && requested_.phase == phase &&
         requested_.metadata == metadata_of(given)) {
-      return write_requested(kFree);
+      return write_requested(kFreeAtOnce);
     }
     write_requested_alone();
   }
@@ -46,7 +46,7 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
 
 __attribute__((always_inline)) inline void DeviceLog::write_requested(uint8_t action) noexcept {
   LiveTable& blocks = tables_->blocks;
-  const bool completes = action == kFree;
+  const bool completes = action == kFreeAtOnce;
   used_ = true;
   const LiveBlock* const block =
       completes ? blocks.take(requested_.address) : blocks.find(requested_.address);
@@ -73,7 +73,7 @@ __attribute__((always_inline)) inline Event DeviceLog::event(const pytracer_even
 
 inline int64_t DeviceLog::ticks_of(const pytracer_event& given) noexcept {
   if (given.ticks != 0) return given.ticks;  // the allocator has read its clock
-  // A processor may read its clock a little early: before it has the lock.
+  // A processor may execute the reading of its clock before it has the lock.
   return last_ticks_ = std::max(now_ticks(), last_ticks_);
 }
 
@@ -95,7 +95,7 @@ __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
       }
       break;
     }
-    case PYTRACER_FREE_REQUESTED:  // without the ring
+    case PYTRACER_FREE_REQUESTED:  // in Mode::state: the block lives on
       break;
     case PYTRACER_FREE_COMPLETED:
       if (const LiveBlock* block = blocks.take(given.address)) {

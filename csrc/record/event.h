@@ -18,11 +18,11 @@ struct Event {
   uint16_t phase;
   uint16_t pool;      // memory pool, interned; 0: the default one
   uint16_t metadata;  // compile context and user metadata, interned; 0: none
-  uint8_t action;     // enum pytracer_action, or kFree
+  uint8_t action;     // enum pytracer_action, or kFreeAtOnce
   int8_t device;      // PYTRACER_CPU_DEVICE, PYTRACER_HOST_DEVICE or the accelerator's index
 
-  // For frees: the last 16 bits of LiveTable's epoch of the allocation; 0: unknown. No block is so large
-  // that its size needs them; a request that failed may be.
+  // For frees: the last 16 bits of LiveTable's epoch of the allocation; 0: unknown. They are the upper 16
+  // bits of packed_size, which no block's size needs, unlike that of a request that failed.
   uint16_t birth() const noexcept;
   uint64_t size() const noexcept;  // bytes
   static constexpr unsigned kBirthShift = 48;
@@ -30,11 +30,11 @@ struct Event {
 
 // The action of an event that stands for two: a PYTRACER_FREE_REQUESTED and, next, a
 // PYTRACER_FREE_COMPLETED of the same block, with the same stack, phase and labels.
-constexpr uint8_t kFree = PYTRACER_ACTION_COUNT;
+constexpr uint8_t kFreeAtOnce = PYTRACER_ACTION_COUNT;
 
 inline bool is_free(const Event& event) noexcept {
   return event.action == PYTRACER_FREE_REQUESTED || event.action == PYTRACER_FREE_COMPLETED ||
-         event.action == kFree;
+         event.action == kFreeAtOnce;
 }
 
 inline uint16_t Event::birth() const noexcept {

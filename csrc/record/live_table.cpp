@@ -29,7 +29,7 @@ std::vector<LiveBlock> LiveTable::collect(SpinLock& writer_lock) const {
     std::lock_guard lock(writer_lock);
     for (uint32_t entry = begin; entry <= end; ++entry) {
       const LiveBlock& block = entries_.items()[entry];
-      if (block.state != kFree && block.epoch != epoch_) live.push_back(block);
+      if (block.state != kUnused && block.epoch != epoch_) live.push_back(block);
     }
   }
   std::sort(live.begin(), live.end(),

@@ -10,7 +10,7 @@
 // 3. Bounded: at most `capacity` blocks. insert() refuses a block that finds no place, and the
 //    caller counts it.
 // 4. Memory is committed as blocks are entered: 36 bytes a block, 40 if it was removed while frozen.
-// 5. In a box, the array's count is the number of entries that were ever used; is_live() tells which are.
+// 5. In a box, the array's count is the number of entries that were ever used. Those of kLive are alive.
 // More than 150 lines: the writer's methods are inlined into the hot path.
 #pragma once
 
@@ -39,7 +39,7 @@ struct LiveBlock {
 
 class LiveTable {
  public:
-  enum State : uint8_t { kFree, kLive, kRemoved /* after freeze() */ };
+  enum State : uint8_t { kUnused, kLive, kRemoved /* after freeze() */ };
   explicit LiveTable(uint32_t capacity, const BoxPart& part = {});
 
   // Writer. Enters a block, unless the table is full or has a block with this address, which is then
@@ -63,8 +63,8 @@ class LiveTable {
   // Writer. Removes the entry with this address. Returns it, readable until the next insert(), or null.
   const LiveBlock* take(uint64_t address) noexcept;
 
-  // Writer. The last 16 bits of an entry's epoch; 0: it has 2^15 younger ones or more, or it is a multiple
-  // of 2^16. A reader that knows some later epoch thus knows the entry's.
+  // Writer. The last 16 bits of an entry's epoch; 0: there were 2^15 younger epochs or more, or the entry's
+  // is a multiple of 2^16. A reader that knows some later epoch thus knows the entry's.
   uint16_t birth(const LiveBlock& entry) const noexcept {
     return epoch_ - entry.epoch < 1u << 15 ? static_cast<uint16_t>(entry.epoch) : uint16_t{0};
   }
@@ -168,7 +168,7 @@ inline const LiveBlock* LiveTable::take(uint64_t address) noexcept {
   count(-static_cast<int64_t>(block.size));
   // The reader still needs an entry that is older than freeze().
   if (frozen_ && block.epoch != epoch_) {
-    block.state = kRemoved;
+    set_state(block, kRemoved);
     aside_[aside_count_++] = entry;
   } else {
     entries_.erase_at(link);
@@ -178,7 +178,7 @@ inline const LiveBlock* LiveTable::take(uint64_t address) noexcept {
 }
 
 inline void LiveTable::release(uint32_t entry) noexcept {
-  set_state(entries_.items()[entry], kFree);
+  set_state(entries_.items()[entry], kUnused);
   entries_.items()[entry].next = free_list_;
   free_list_ = entry;
 }
@@ -189,7 +189,7 @@ void LiveTable::renew_stacks(uint32_t& entry, uint32_t most, const Renewed& rene
   const uint32_t stop = std::min(used, entry + most - 1);
   for (; entry <= stop; ++entry) {
     LiveBlock& block = entries_.items()[entry];
-    if (block.state != kFree) block.stack = renewed(block.stack);
+    if (block.state != kUnused) block.stack = renewed(block.stack);
   }
   if (entry > used) entry = 0;
 }

@@ -2,16 +2,16 @@
 //
 // 1. One instance, made at the first use and never destroyed: allocators free memory after static
 //    destructors have run.
-// 2. record() runs on any thread, inside the allocator, with or without the GIL. It never throws,
-//    never waits for the GIL and never calls an allocator that is recorded.
+// 2. record() runs on any thread, inside the allocator ("in a hook"), with or without the GIL. It never
+//    throws, never waits for the GIL and never calls an allocator that is recorded.
 // 3. The registry (session/registry.h) publishes the logs and the stack table that record() uses.
 //    withdraw() returns once no hook uses them any more, so that they can be destroyed.
 // 4. stop_walking() ends all stack walks and waits for those in flight. It has to be called before
 //    thread states are freed. Recording goes on without stacks.
 // 5. An allocation in an autograd node has the stack of its thread and, where it is known, that of
 //    the forward call that made the node (forward_stacks.h).
-// 6. An event has the innermost phase of its thread. If the thread is in no phase, and is none of
-//    those that run Python code, as autograd's threads, the event has the process's phase (phases.h).
+// 6. An event has the innermost phase of its thread. If the thread is in no phase and runs no Python
+//    code, as a thread of autograd, the event has the process's phase (phases.h).
 #pragma once
 
 #include <atomic>

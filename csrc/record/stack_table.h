@@ -4,9 +4,9 @@
 //    then finds and adds stacks in the new one alone. The stacks that live tables and rings have are
 //    copied into it piece by piece (stack_renewal.h), and the old one goes. Until then there is no third
 //    one.
-// 2. So memory is bounded by max_bytes: two generations of half of it each. Readers may keep a generation
-//    that is gone, because stacks' numbers are unique: a session that has stopped, and the events that
-//    Python has.
+// 2. So the table's memory is bounded by max_bytes: two generations of half of it each. Beyond that, a
+//    session that has stopped, and the events that Python has, may keep a generation that the table has no
+//    more: stacks' numbers are unique.
 // 3. A walk with a stack that has no room gets 0 and is counted.
 // 4. find_or_intern() is lock-free for stacks that are known. Otherwise it takes a mutex, which is held
 //    for microseconds: under it nothing needs the GIL, waits, or touches much memory.

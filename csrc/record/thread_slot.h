@@ -1,8 +1,8 @@
 // The recorder's state of each thread, and how it waits for threads that are inside a hook.
 //
 // 1. A slot belongs to one thread from its first event until the thread ends; then another thread
-//    may get it. Slots are never freed: there are as many as there were threads at once. When a
-//    thread that is in a phase ends, on_thread_end gets its slot first.
+//    may get it. Slots are never freed: there are as many as there were threads at once. If the thread
+//    that ends is in a phase, on_thread_end is called with its slot first.
 // 2. HookScope makes its thread's count of scopes odd for the time of one event. That costs two
 //    plain stores, because the waiting side pays for the ordering, with membarrier(2). Where the
 //    kernel lacks it, both sides execute a fence. Scopes do not nest.
@@ -26,8 +26,8 @@ struct ThreadSlot {
   std::atomic<uint32_t> noted{0};   // `scopes` at note_hooks()
   std::atomic<bool> owned{false};
   std::atomic<uint16_t> phase{0};  // the thread's innermost phase; 0: it is in none
-  // The block that the thread's last event requested to be freed, if its stack was walked: the sum of its
-  // address, which is a multiple of 512, and its device; else 0.
+  // If the thread's last event requested a free of an accelerator, and its stack was walked: the sum of
+  // the block's address, a multiple of 512, and its device. Else 0.
   uint64_t requested_free = 0;
   bool is_native = false;    // the thread has had an event outside of Python code
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
@@ -40,7 +40,7 @@ namespace detail {
 // __thread and initial-exec: an access takes one instruction, not a call.
 extern __thread ThreadSlot* this_thread __attribute__((tls_model("initial-exec")));
 extern bool membarrier_works;
-// Called on the thread that ends, which has no slot by then. Null: nobody has asked.
+// Called on the thread that ends, with the slot that it had. Null: nobody has asked.
 extern std::atomic<void (*)(ThreadSlot&) noexcept> on_thread_end;
 __attribute__((cold)) ThreadSlot* claim_slot() noexcept;  // null: out of memory
 

@@ -79,7 +79,7 @@ std::pair<uint64_t, std::vector<Event>> latest_events(const BoxReader& box, cons
   for (uint64_t sequence = first; sequence < head; ++sequence) {
     const uint64_t place = sequence % capacity;
     const Event event = place < events.size() ? events[place] : Event{};
-    if (event.ticks == 0 || event.action > kFree || event.device != array.device) {  // not in the file
+    if (event.ticks == 0 || event.action > kFreeAtOnce || event.device != array.device) {  // not in the file
       held.clear();
       first = sequence + 1;
       continue;
@@ -94,7 +94,7 @@ uint64_t peak(const std::vector<Event>& events, uint64_t allocated_at_end) {
   for (auto event = events.rbegin(); event != events.rend(); ++event) {  // undone one by one
     if (event->action == PYTRACER_ALLOC) {
       allocated -= std::min(allocated, event->size());
-    } else if (event->action == PYTRACER_FREE_COMPLETED || event->action == kFree) {
+    } else if (event->action == PYTRACER_FREE_COMPLETED || event->action == kFreeAtOnce) {
       allocated += event->size();
     }
     peak = std::max(peak, allocated);

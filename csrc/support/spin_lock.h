@@ -16,11 +16,6 @@ class SpinLock {
   void lock() noexcept {
     if (locked_.exchange(true, std::memory_order_acquire)) wait();
   }
-  // Looks before it exchanges, so that a failure does not take the lock's memory from the holder.
-  bool try_lock() noexcept {
-    return !locked_.load(std::memory_order_relaxed) &&
-           !locked_.exchange(true, std::memory_order_acquire);
-  }
   void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
  private:

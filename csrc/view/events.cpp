@@ -12,7 +12,7 @@ std::vector<Event> copy_events(const DeviceView& device) {
 }
 
 EntryActions entry_actions(const Event& event, bool is_cpu) noexcept {
-  if (event.action == kFree) return {{PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED}, 2};
+  if (event.action == kFreeAtOnce) return {{PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED}, 2};
   if (is_cpu && event.action == PYTRACER_ALLOC) {
     return {{PYTRACER_SEGMENT_ALLOC, PYTRACER_ALLOC}, 2};
   }

@@ -157,8 +157,8 @@ def advise_after_oom(
         of_items = [] if kinds & _OF_STEPS else _of_items(data, memory, least)
         has_reason = lower + of_items != []
         less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
+        of_items += _of_models(memory) if is_too_little else []
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
-        lower += _of_models(memory) if is_too_little else []
         # A setting with which this allocation succeeds moves the failure of a program that needs
         # more, or keeps more and more.
         moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or memory.is_nearly_all

@@ -29,7 +29,8 @@ def with_bounds(texts: list[str], hidden: list[str], seconds: float) -> list[str
 
     Args:
         texts: What `_core.holders_of` has returned.
-        hidden, seconds: The arguments of it.
+        hidden: The folders of functions whose variables do not count.
+        seconds: The argument of it.
     """
     has_marks = any(mark in text for text in texts for mark in MARKS)
     if not has_marks and not any(map(_ITEM.search, texts)):
@@ -37,7 +38,7 @@ def with_bounds(texts: list[str], hidden: list[str], seconds: float) -> list[str
     containers, bounds = _bounded(has_marks)
     if not containers:
         return texts
-    names = _core.holders_of(containers, hidden, seconds)
+    names = _core.holders_of(containers, hidden, [], seconds)
     of_name: dict[str, tuple[int, int]] = {}
     for name, bound in zip(names, bounds, strict=True):
         # Of two containers with one name, an item's text does not tell which one has it.

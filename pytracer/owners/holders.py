@@ -11,7 +11,7 @@ from pytracer import _core
 from pytracer.owners.container_bounds import with_bounds
 from pytracer.owners.tensors import memory_of
 
-MAX_TENSORS = 10_000
+MAX_TENSORS = 20_000
 """For how many tensors holders are searched at most: those that keep graphs, then the largest."""
 
 MAX_SECONDS = 0.3  # how long the search takes at most, in which no other thread runs Python
@@ -50,16 +50,18 @@ class HoldersNow:
         roots: Callable[[], Iterable[tuple[Any, bool]]],
         patience: float = 1,
     ) -> None:
-        chosen, self.is_complete = _choose(torch, tensors, is_wanted, graphs)
-        hidden = [f"{Path(str(module.__file__)).parent}/" for module in (pytracer, torch)]
+        chosen, self.is_complete = _choose(
+            torch, tensors, is_wanted, graphs, int(MAX_TENSORS * patience)
+        )
+        hidden, unnamed = ([f"{Path(str(each.__file__)).parent}/"] for each in (pytracer, torch))
         first_root, wanted = len(tensors), []
         for root, is_list_wanted in roots():
             tensors.append(root)
             wanted.append((id(root), is_list_wanted))
             del root
-        texts = _core.holders_of(tensors, hidden, MAX_SECONDS * patience)
+        texts = _core.holders_of(tensors, hidden, unnamed, MAX_SECONDS * patience)
         # Without its bound, a container is accused of a leak.
-        texts = with_bounds(texts, hidden, MAX_SECONDS * patience / 2)
+        texts = with_bounds(texts, hidden + unnamed, MAX_SECONDS * patience / 2)
         self.of_roots = {
             number: text
             for (number, is_list_wanted), text in zip(wanted, texts[first_root:], strict=True)
@@ -69,13 +71,13 @@ class HoldersNow:
         self.found: dict[Begin, str] = {}
         self.of_tensors: dict[int, str] = {}
         garbage: dict[Begin, tuple[str, list[Any]]] = {}
-        unnamed: set[Begin] = set()
+        temporary: set[Begin] = set()
         for (begin, number), text, tensor in zip(chosen, texts, tensors, strict=True):
             if text.endswith(IS_GARBAGE):
                 garbage.setdefault(begin, (text, []))[1].append(tensor)
                 self.found.setdefault(begin, "")
             elif text == _TEMPORARY:
-                unnamed.add(begin)
+                temporary.add(begin)
                 self.of_tensors[number] = ""
             else:
                 self.found[begin] = self.found.get(begin) or text
@@ -83,7 +85,7 @@ class HoldersNow:
         for begin, (text, kept) in garbage.items():
             if not self.found[begin] and _are_all(torch, kept):
                 self.found[begin] = text
-        for begin in unnamed:
+        for begin in temporary:
             self.found[begin] = self.found.get(begin) or _TEMPORARY
 
 
@@ -119,7 +121,11 @@ def _are_all(torch: Any, tensors: list[Any]) -> bool:
 
 
 def _choose(
-    torch: Any, tensors: list[Any], is_wanted: Callable[[Begin], bool], graphs: Collection[int]
+    torch: Any,
+    tensors: list[Any],
+    is_wanted: Callable[[Begin], bool],
+    graphs: Collection[int],
+    most: int,
 ) -> tuple[list[tuple[Begin, int]], bool]:
     """Drop other tensors; return the storages and ids of the rest, and whether these are all."""
     sizes: list[tuple[bool, int, int, Begin]] = []
@@ -138,17 +144,9 @@ def _choose(
             begin = memory.device, memory.storage_address
             if id(tensor) in graphs or is_wanted(begin):
                 sizes.append((id(tensor) not in graphs, -memory.size_bytes, number, begin))
-        if len(sizes) > 2 * MAX_TENSORS:
-            are_all = _drop_small(sizes)
-    are_all = _drop_small(sizes) and are_all
+    sizes.sort()
+    are_all = are_all and len(sizes) <= most
+    del sizes[most:]
     tensors[:] = [tensors[number] for _, _, number, _ in sizes]
     storages = [begin for *_, begin in sizes]
     return list(zip(storages, map(id, tensors), strict=True)), are_all
-
-
-def _drop_small(sizes: list[Any]) -> bool:
-    """Keep the first `MAX_TENSORS` in their order; return whether these are all."""
-    sizes.sort()
-    are_all = len(sizes) <= MAX_TENSORS
-    del sizes[MAX_TENSORS:]
-    return are_all

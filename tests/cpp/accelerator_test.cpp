@@ -279,7 +279,7 @@ TEST(a_free_that_completes_at_once_has_the_stack_of_its_request) {
   const View view = recording.session.view();
   const std::vector<Event> events = copy_events(view.devices[0]);
   const uint32_t first = events[0].stack;
-  CHECK(first != 0 && events[3].action == kFree && events[3].stack == first);
+  CHECK(first != 0 && events[3].action == kFreeAtOnce && events[3].stack == first);
   const uint32_t later = events[6].stack;
   CHECK(later != 0 && later != first && events[7].stack == later);
   for (size_t i = 3; i < 8; ++i) CHECK(events[i].alloc_stack == first);
@@ -294,7 +294,7 @@ TEST(a_free_that_completes_at_once_is_one_event) {
     between();
     record(0, PYTRACER_FREE_COMPLETED, address, 1);
   };
-  const Actions one = {PYTRACER_ALLOC, kFree};
+  const Actions one = {PYTRACER_ALLOC, kFreeAtOnce};
   free(64, [] {});
   const View view = recording.session.events();
   CHECK(actions(view.devices[0]) == one);
@@ -347,7 +347,7 @@ TEST(a_free_is_two_events_if_anything_differs_or_comes_between) {
   };
   // The same labels make one event, which has them.
   const std::vector<Event> one = events_of([&] { completed(64, &labels); }, &labels);
-  CHECK(one.size() == 2 && one[1].action == kFree && one[1].metadata != 0);
+  CHECK(one.size() == 2 && one[1].action == kFreeAtOnce && one[1].metadata != 0);
   CHECK(one[1].alloc_stack == one[0].stack && one[1].size() == 1);
   // Another stack, phase or label of the completion
   check_two(events_of([&] {
@@ -378,7 +378,7 @@ TEST(a_free_is_two_events_if_anything_differs_or_comes_between) {
           record(1, PYTRACER_ALLOC, 64, 1);
           completed(64);
           record(1, PYTRACER_FREE_COMPLETED, 64, 1);
-        }).back().action == kFree);
+        }).back().action == kFreeAtOnce);
   // A change of mode: the request is an event, the completion comes while none are recorded.
   CHECK(events_of([&] {
           recording.session.start(false, true);

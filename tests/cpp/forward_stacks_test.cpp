@@ -163,7 +163,7 @@ TEST(both_events_of_a_free_name_the_node_that_freed) {
   record(PYTRACER_FREE_COMPLETED, 128);
   const View view = session.events();
   const std::vector<Event> events = copy_events(view.devices[0]);
-  CHECK(events.size() == 5 && events[2].action == kFree);
+  CHECK(events.size() == 5 && events[2].action == kFreeAtOnce);
   CHECK(shown(view, events[2].stack) == (Shown{2, std::nullopt, "MulBackward0", false}));
   CHECK(shown(view, events[3].stack).node == "MulBackward0");
   CHECK(shown(view, events[4].stack) == (Shown{1, std::nullopt, "", false}));

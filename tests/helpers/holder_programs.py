@@ -17,7 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from pytracer import _core
 
@@ -49,11 +51,12 @@ def wanted() -> Any:
 
 
 _wanted: list[Any] = []
+TORCH = str(Path(torch.__file__).parent)
 
 
 def holder(seconds: float = 10.0, *hidden: str) -> str:
     """Return who holds the tensor that `wanted` has made."""
-    found = _core.holders_of([_wanted.pop()()], [*hidden], seconds)
+    found = _core.holders_of([_wanted.pop()()], [*hidden], [TORCH], seconds)
     return found[0]
 
 
@@ -111,6 +114,12 @@ def in_a_buffer() -> str:
 
 def in_a_set() -> str:
     kept = {wanted()}
+    return holder() if kept else ""
+
+
+def in_an_array_of_numpy() -> str:
+    kept = SimpleNamespace(results=np.empty(3, dtype=object))
+    kept.results[1] = {"k": wanted()}
     return holder() if kept else ""
 
 
@@ -357,12 +366,26 @@ def run(name: str) -> str:
 class Asks(torch.nn.Module):
     def forward(self, value: torch.Tensor) -> str:
         del value
-        return holder(10.0, str(Path(torch.__file__).parent))
+        return holder(10.0, TORCH)
 
 
 def in_the_arguments_of_a_module() -> str:
     text: str = Asks()(wanted())
     return text
+
+
+def _asks(values: Any) -> str:
+    del values
+    return holder()
+
+
+def in_a_list_that_is_an_argument() -> str:
+    return functools.partial(_asks)([wanted()])
+
+
+def in_a_variable_of_torch() -> str:
+    found: list[str] = tree_map(_asks, [wanted()])
+    return found[0]
 
 
 STATE: contextvars.ContextVar[Any] = contextvars.ContextVar("state")

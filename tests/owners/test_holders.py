@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from holder_programs import Trainer
 from torch.multiprocessing import reductions
 
 from pytracer import Tracer, _core
+from pytracer.analysis.holder_names import folded
 from pytracer.owners import holders, saved_tensors
 from pytracer.owners.read import OwnersNow, collector_paused
 from pytracer.reading.reader import load
@@ -27,6 +29,8 @@ PATHS = {
     "in_a_context_variable": "state['k'] of a context of contextvars",
     "in_one_of_many_context_variables": "state of a context of contextvars",
     "in_the_arguments_of_a_module": "a temporary value",
+    "in_a_list_that_is_an_argument": "a temporary value",
+    "in_a_variable_of_torch": "a temporary value",
     "in_a_variable": "kept of in_a_variable()",
     "in_a_list": "kept[1] of in_a_list()",
     "in_nested_containers": "kept['a'][('k', 1)][1][0] of in_nested_containers()",
@@ -37,6 +41,7 @@ PATHS = {
     "in_a_submodule": "model._modules['layers']._modules['1'].cache['k'] of in_a_submodule()",
     "in_a_buffer": "model._modules['layers']._modules['0']._buffers['steps'] of in_a_buffer()",
     "in_a_set": "kept (an element) of in_a_set()",
+    "in_an_array_of_numpy": "kept.results (inside a ndarray)['k'] of in_an_array_of_numpy()",
     "in_a_deque": "kept (inside a deque) of in_a_deque()",
     "in_a_queue": "waiting.queue (inside a deque) of in_a_queue()",
     "in_a_partial": "call.args[0] of in_a_partial()",
@@ -269,16 +274,40 @@ def test_the_largest_tensors_come_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert found == {"", f"kept[8] of {here}", f"kept[9] of {here}"}
 
 
+def test_each_of_many_small_tensors_has_a_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN 60,000 small tensors, as in a replay buffer, and time to search for them
+    monkeypatch.setattr(holders, "MAX_SECONDS", 20)
+    monkeypatch.setattr(holders, "MAX_TENSORS", 70_000)
+    kept = Trainer()
+    kept.state.replay = [[], []]
+    with Tracer(device="cpu") as tracer:
+        for number in range(60_000):
+            kept.state.replay[number % 2].append((torch.ones(5),))
+        tracer.dump(tmp_path / "file")
+        snapshot = load(tmp_path / "file")
+    found = Counter(folded(snapshot.strings[index]) for index in snapshot.blocks.holder.tolist())
+    # THEN the buffer is named for all
+    here = "test_each_of_many_small_tensors_has_a_holder()"
+    items = "[\N{HORIZONTAL ELLIPSIS}]" * 3
+    assert found[f"kept.state.replay{items} of {here}"] == 60_000
+    # AND the place of nearly each
+    assert len(set(snapshot.blocks.holder.tolist())) > 59_000
+
+
 def test_a_large_dict_is_looked_through_within_the_bound() -> None:
     kept: dict[int, object] = dict.fromkeys(range(300_000))
     kept |= {-number: torch.zeros(1) for number in range(1, 3001)}
     targets = [value for value in kept.values() if value is not None]
-    texts = _core.holders_of(targets, [], 10.0)
+    texts = _core.holders_of(targets, [], [], 10.0)
     name = "kept[-{}] of test_a_large_dict_is_looked_through_within_the_bound()"
     assert texts == [name.format(number) for number in range(1, 3001)]
     # AND where too many items would have to be looked at, the item is left out
     targets = [value for value in kept.values() if value is not None][::-1]
-    assert _core.holders_of(targets, [], 10.0)[-1] == name.replace("-{}", "\N{HORIZONTAL ELLIPSIS}")
+    assert _core.holders_of(targets, [], [], 10.0)[-1] == name.replace(
+        "-{}", "\N{HORIZONTAL ELLIPSIS}"
+    )
 
 
 def _make_garbage() -> None:

@@ -133,7 +133,7 @@ def dump(name: str, tracer: Any, path: Path, kept: int, found: Found) -> None:
     # 48 bytes for a live block, 80 for a stack and a frame; buffers of 192 KiB for events
     # and 256 KiB for output. What autograd keeps is found in a list of all of Python's objects and
     # in one of all tensors, which have 9 bytes for each.
-    # Who holds memory is searched for 10,000 tensors, among up to 50,000 other objects.
+    # Who holds memory is searched for 20,000 tensors, among up to 90,000 other objects.
     holders = 20 * MIB
     bound = BOUND * BYTES_PER_BLOCK + 18 * objects + holders + MIB // 2 + SLACK_BYTES
     found.check(taken <= bound, f"{name}: the dump took {taken:,} bytes, not {bound:,}")

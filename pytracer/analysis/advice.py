@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
-from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
@@ -31,8 +30,9 @@ from pytracer.analysis.leaks.results import (
     leaks_of,
     remedy,
 )
-from pytracer.analysis.lowering import lowering
-from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
+from pytracer.analysis.oom import kinds as reasons
+from pytracer.analysis.oom.kinds import Surroundings, Verdict
+from pytracer.analysis.oom.savings import lowering
 from pytracer.analysis.ooms import OutOfMemory, is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample

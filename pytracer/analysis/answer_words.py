@@ -1,15 +1,14 @@
 """The words of the answer about a device, from its explanation.
 
 `pytracer show`, the job's log, notebooks and the page render them. The sentences of a verdict are
-in `oom_verdicts.py`, those of leaks in `leaks/results.py`, and what to try is in `advice.py`.
+in `oom/verdicts.py`, those of leaks in `leaks/results.py`, and what to try is in `advice.py`.
 """
 
 import shlex
 from collections.abc import Iterator
 
-from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.advice import is_much_unallocated
-from pytracer.analysis.alike import AlikeSteps
+from pytracer.analysis.alike_rows import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import call_site_text, chain_text, shown_callers
@@ -25,6 +24,7 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
+from pytracer.analysis.oom import kinds as reasons
 from pytracer.analysis.stream_memory import idle_streams_text, main_site_text
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pytracer.analysis.alike import ranges_text
+from pytracer.analysis.alike_rows import ranges_text
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_words import answer_of, leak_lines, leak_verdict
 from pytracer.analysis.device_data import why_empty

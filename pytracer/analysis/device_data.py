@@ -8,7 +8,7 @@ import numpy as np
 from pytracer.analysis.block_categories import BlockCategories, block_categories, rows_at_end
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
 from pytracer.analysis.stack_places import StackPlaces, stack_places
-from pytracer.analysis.trace_sum import sum_trace
+from pytracer.analysis.usage_of_trace import sum_trace
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, DeviceMetadata, FileMetadata
 from pytracer.reading.snapshot import Column, Snapshot, Trace, has_events, used_devices

@@ -13,13 +13,11 @@ from pytracer.analysis.advice import (
     advise_after_oom,
     advise_at_peak,
 )
-from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, alike_steps
-from pytracer.analysis.avoidable import avoidable
+from pytracer.analysis.alike_rows import AlikeModules, AlikeSteps, alike_modules, alike_steps
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
-from pytracer.analysis.earlier_requests import earlier_requests
 from pytracer.analysis.free_segments import fits_without
 from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.holder_names import is_garbage
@@ -33,9 +31,12 @@ from pytracer.analysis.holders import (
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, answer
-from pytracer.analysis.lowering import fitting_input, recomputed_bytes
-from pytracer.analysis.oom_verdict_kinds import LEAK, Surroundings, Verdict
-from pytracer.analysis.oom_verdicts import verdicts
+from pytracer.analysis.oom.avoidable_memory import avoidable
+from pytracer.analysis.oom.earlier_requests import earlier_requests
+from pytracer.analysis.oom.kinds import LEAK, Surroundings, Verdict
+from pytracer.analysis.oom.savings import fitting_input, recomputed_bytes
+from pytracer.analysis.oom.unfinished_pass import unfinished
+from pytracer.analysis.oom.verdicts import verdicts
 from pytracer.analysis.ooms import (
     OutOfMemory,
     is_of_failure,
@@ -46,7 +47,6 @@ from pytracer.analysis.ooms import (
 )
 from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.stream_memory import StreamMemory, idle_streams, stream_memory
-from pytracer.analysis.unfinished import unfinished
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.reading.metadata import Killed
 from pytracer.reading.snapshot import Snapshot

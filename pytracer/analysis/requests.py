@@ -9,8 +9,8 @@ import numpy as np
 
 from pytracer.analysis.allocator_rules import PADDING_BYTES
 from pytracer.analysis.history import History, Lifetimes, replay
+from pytracer.analysis.memory_at_start import Start, start_of
 from pytracer.analysis.ooms import count_retries, fraction_bytes_of, limit_bytes_of
-from pytracer.analysis.start import Start, start_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
     GIVES_MEMORY,

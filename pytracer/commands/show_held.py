@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pytracer.analysis.alike import alike_names, alike_runs
+from pytracer.analysis.alike_rows import alike_names, alike_runs
 from pytracer.analysis.groups import Group, Held, who_holds
 from pytracer.commands.show_tables import HeldRow, held_table
 from pytracer.commands.table import Fitted, call_chain

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.analysis.alike import ranges_text
+from pytracer.analysis.alike_rows import ranges_text
 from pytracer.analysis.frame_text import is_users
 from pytracer.analysis.holder_names import kept_by_text
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytracer.analysis.lowering import OF_BATCH
+from pytracer.analysis.oom.savings import OF_BATCH
 from pytracer.errors import PytracerError
 from pytracer.fitting.alignment import Recorded, matches_of_steps
 from pytracer.fitting.growth import MISSING

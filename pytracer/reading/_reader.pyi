@@ -73,8 +73,8 @@ def simulate(
         with_calls: Whether to return `address` by request (0 for none), and `calls` to the device:
             their request, kind (0 alloc, 1 free, 2 map, 3 unmap), address and bytes.
         continues: Whether to go on after an allocation that found no memory.
-        start: The columns of `Start` (pytracer/analysis/start.py): the memory that is there before
-            the first request. The allocations of its blocks are not made again.
+        start: The columns of `Start` (pytracer/analysis/memory_at_start.py): the memory that is
+            there before the first request. The allocations of its blocks are not made again.
 
     Raises:
         RequestError: A request has a value that is out of range.

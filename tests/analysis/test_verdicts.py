@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis import oom_verdicts as module
 from pytracer.analysis.device_data import device_data
-from pytracer.analysis.earlier_requests import EarlierRequests, earlier_requests
 from pytracer.analysis.free_segments import FreePool
 from pytracer.analysis.layout import Layout, Segment, largest_pieces
-from pytracer.analysis.oom_verdict_kinds import (
+from pytracer.analysis.oom import verdicts as module
+from pytracer.analysis.oom.earlier_requests import EarlierRequests, earlier_requests
+from pytracer.analysis.oom.kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
@@ -31,10 +31,10 @@ from pytracer.analysis.oom_verdict_kinds import (
     UNKNOWN,
     Surroundings,
 )
-from pytracer.analysis.oom_verdicts import verdicts
+from pytracer.analysis.oom.outside_memory import USUAL_CONTEXT_BYTES
+from pytracer.analysis.oom.unfinished_pass import Unfinished
+from pytracer.analysis.oom.verdicts import verdicts
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.outside_memory import USUAL_CONTEXT_BYTES
-from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 
 MIB = 2**20

@@ -7,19 +7,19 @@ not have saved it is compared with `requested_bytes`.
 
 from collections.abc import Iterator
 
-from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.allocator_rules import PAGE_BYTES
-from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.leaks.results import (
     leaks_of,
     rate_text,
     since_text,
     source_text,
 )
-from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
+from pytracer.analysis.oom import kinds as reasons
+from pytracer.analysis.oom.earlier_requests import EarlierRequests
+from pytracer.analysis.oom.kinds import Surroundings, Verdict
+from pytracer.analysis.oom.outside_memory import held_outside, of_library, of_limit, of_others
+from pytracer.analysis.oom.unusable_memory import of_idle_streams, of_other_pool
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.outside_memory import held_outside, of_library, of_limit, of_others
-from pytracer.analysis.unusable_memory import of_idle_streams, of_other_pool
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from pytracer.analysis import oom_verdict_kinds as reasons
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
+from pytracer.analysis.oom import kinds as reasons
+from pytracer.analysis.oom.kinds import Surroundings, Verdict
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.stream_memory import idle_streams_text
 from pytracer.text import size

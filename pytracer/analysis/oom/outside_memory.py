@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from pytracer.analysis import oom_verdict_kinds as reasons
-from pytracer.analysis.oom_verdict_kinds import Surroundings, Verdict
+from pytracer.analysis.oom import kinds as reasons
+from pytracer.analysis.oom.kinds import Surroundings, Verdict
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import size

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.held_memory import HeldMemory
+from pytracer.analysis.oom.earlier_requests import EarlierRequests
+from pytracer.analysis.oom.unfinished_pass import Unfinished, layers_of
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.unfinished import Unfinished, layers_of
 from pytracer.text import size
 
 _LEAST_PART = 0.05  # the least part of the memory that a remedy saves if it is named

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.avoidable import avoidable
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.oom.avoidable_memory import avoidable
 
 KIB = 2**10
 TORCH = "/venv/lib/python3.11/site-packages/torch"

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.leaks.results import DeviceLeaks
+from pytracer.analysis.oom.earlier_requests import EarlierRequests
+from pytracer.analysis.oom.unfinished_pass import Unfinished
 from pytracer.analysis.stream_memory import StreamMemory
-from pytracer.analysis.unfinished import Unfinished
 
 LEAK = "leak"
 GARBAGE = "garbage"

@@ -1,6 +1,6 @@
 """Test which steps and modules are alike."""
 
-from pytracer.analysis.alike import alike_modules, alike_names, alike_runs, ranges_text
+from pytracer.analysis.alike_rows import alike_modules, alike_names, alike_runs, ranges_text
 
 MIB = 2**20
 

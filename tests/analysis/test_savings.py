@@ -11,9 +11,9 @@ from pytracer.analysis import explain
 from pytracer.analysis.categories import CategoryUsage, Owner, categories_of
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.held_memory import held_memory
-from pytracer.analysis.lowering import lowering, recomputed_bytes
+from pytracer.analysis.oom.savings import lowering, recomputed_bytes
+from pytracer.analysis.oom.unfinished_pass import Unfinished, unfinished
 from pytracer.analysis.ooms import out_of_memories
-from pytracer.analysis.unfinished import Unfinished, unfinished
 from pytracer.reading import load
 from pytracer.text import parsed_size
 

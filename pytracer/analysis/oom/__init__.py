@@ -1,0 +1,1 @@
+"""Why memory ran out, and what would have helped."""

@@ -166,7 +166,10 @@ def advise_after_oom(
             trials = []
         is_missing = memory.missing_bytes > 0
         settings = _of_settings(data, path, kinds, trials, is_missing=is_missing)
-        suggestions = settings + lower if reasons.FRAGMENTED in kinds else lower + settings
+        if reasons.FRAGMENTED in kinds:
+            suggestions = settings + lower
+        else:
+            suggestions = lower if has_reason and memory.is_nearly_all else lower + settings
     if reasons.OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))

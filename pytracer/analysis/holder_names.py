@@ -104,7 +104,10 @@ def kept_by_text(holder: str) -> str:
 def look_at(holder: str, what: str, *, is_graph: bool) -> str:
     """Return what to do about memory that an object keeps, without capital and full stop."""
     text = f"look at {outermost_name(holder)}, which keeps {what}"
-    if is_graph:
+    if is_graph and is_variable(holder):
+        text += ". A sum of losses keeps the graph of each: add loss.item(), or call backward() on "
+        text += "each loss; a hidden state does until detach()"
+    elif is_graph:
         text += ". A loss or a hidden state keeps its graph; item() and detach() do not"
     return text
 

@@ -229,3 +229,10 @@ def test_a_larger_ring_is_not_advised_where_nothing_was_lost(tmp_path: Path) -> 
 )
 def test_where_to_look_has_a_name(holder: str, where: str) -> None:
     assert look_at(holder, "2 GiB", is_graph=False).startswith(f"look at {where}")
+
+
+def test_the_remedy_fits_what_keeps_graphs() -> None:
+    of_sum = look_at("total of main()", "2 GiB", is_graph=True)
+    of_list = look_at("losses[…] of main()", "2 GiB", is_graph=True)
+    assert "call backward() on each loss" in of_sum
+    assert of_list.endswith("A loss or a hidden state keeps its graph; item() and detach() do not")

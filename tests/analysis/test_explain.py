@@ -269,7 +269,7 @@ def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) 
     (found,) = explain(program.snapshot())
     # THEN it is where to look if each of three passes has its own loss
     looks = [each.why for each in found.suggestions if each.why.startswith("Look at")]
-    expected = f"Look at total of main(), which keeps {4 * passes + losses} KiB. A loss or a hidden"
+    expected = f"Look at total of main(), which keeps {4 * passes + losses} KiB. A sum of losses"
     assert [look.startswith(expected) for look in looks] == [True] * is_named
 
 

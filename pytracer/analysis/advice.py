@@ -298,11 +298,15 @@ def _of_items(data: DeviceData, memory: Memory, least: float) -> list[Suggestion
 
 
 def _of_models(memory: Memory) -> list[Suggestion]:
-    """Return where to look if a list keeps models and optimizers of much memory: it may use all."""
+    """Return where to look if a list keeps models and optimizers, of several steps, of much memory.
+
+    A list of the layers of one model is made at once.
+    """
     held_bytes = sum(each.size_bytes for each in memory.categories)
     for each in memory.keepers:
         owned = each.size_bytes - each.unknown_bytes - each.activation_bytes
-        if owned >= _MUCH_OF_ITEMS * held_bytes and ITEM in outermost_name(each.name):
+        is_much = each.steps > 1 and owned >= _MUCH_OF_ITEMS * held_bytes
+        if is_much and ITEM in outermost_name(each.name):
             text = look_at(each.name, f"{size(owned)} of models and optimizers", is_graph=False)
             return [Suggestion("", f"{sentence(text)}: drop those that are not used any more.")]
     return []

@@ -249,10 +249,13 @@ class HeldMemory:
         phase[self.column("alloc_event") < 0] = 0
         return len(strings) + 1, lambda text: strings[text - 1] if text else None, phase
 
-    def _by_step(self) -> _Coded:
+    def birth_steps(self) -> Column:
+        """Return the step in which each block was allocated; 0: unknown."""
         births = self.column("birth_step")
-        step = steps_at(self.data.boundaries, self.column("alloc_event"), births)
-        steps, code_of = np.unique(step, return_inverse=True)
+        return steps_at(self.data.boundaries, self.column("alloc_event"), births)
+
+    def _by_step(self) -> _Coded:
+        steps, code_of = np.unique(self.birth_steps(), return_inverse=True)
         return len(steps), lambda code: int(steps[code]) or None, code_of
 
     def _by_age(self) -> _Coded:

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
@@ -79,30 +81,46 @@ class Keeper:
         size_bytes: The bytes that the allocator gave the blocks that it keeps.
         unknown_bytes: The part of `size_bytes` in blocks of the category "unknown".
         activation_bytes: The part that graphs keep for a backward pass.
+        steps: In how many steps the blocks of models and optimizers were allocated.
     """
 
     name: str
     size_bytes: int
     unknown_bytes: int
     activation_bytes: int
+    steps: int
 
 
 def keepers_of(held: HeldMemory) -> list[Keeper]:
     """Return the Python objects that keep memory, those that keep most first."""
     sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    steps: dict[str, set[int]] = defaultdict(set)
     names, group = holder_names(held.data.snapshot.strings, held.unusual_holder)
     size_bytes = held.column("size_bytes")
+    is_unknown, is_activation = held.is_in({UNKNOWN}), held.is_in({"activation"})
     sums = [
         sum_by_group(group, size_bytes * is_counted, len(names)).tolist()
-        for is_counted in (1, held.is_in({UNKNOWN}), held.is_in({"activation"}))
+        for is_counted in (1, is_unknown, is_activation)
     ]
-    for name, *of_name in zip(names, *sums, strict=True):
+    outermost = [None if name is None else _without_parts(name) for name in names]
+    for name, *of_name in zip(outermost, *sums, strict=True):
         if name is not None:
-            path, item, rest = name.partition(ITEM)
-            name = path + item + rest[max(rest.find(" of "), 0) :] if item else name
             sizes[name] = [sum(each) for each in zip(sizes[name], of_name, strict=True)]
-    found = [Keeper(name, *of_name) for name, of_name in sizes.items()]
+    is_owned = ~(is_unknown | is_activation)
+    born = np.unique(np.stack([group, held.birth_steps()])[:, is_owned], axis=1)
+    for number, step in born.T.tolist():
+        if name := outermost[number]:
+            steps[name].add(step)
+    found = [
+        Keeper(name, size, unknown, activation, len(steps[name]))
+        for name, (size, unknown, activation) in sizes.items()
+    ]
     return sorted(found, key=lambda each: (-each.size_bytes, each.name))
+
+
+def _without_parts(name: str) -> str:
+    path, item, rest = name.partition(ITEM)
+    return path + item + rest[max(rest.find(" of "), 0) :] if item else name
 
 
 def bytes_of_keepers(keepers: Iterable[Keeper], is_wanted: Callable[[str], bool]) -> int:

@@ -26,6 +26,7 @@ from pytracer.analysis.holders import Holder, Keeper, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
+    Growth,
     holder_of,
     leaks_of,
     remedy,
@@ -210,10 +211,13 @@ def advise_at_peak(
     leaks: DeviceLeaks | None,
     of_streams: StreamMemory | None,
     host: HostGrowth | None,
+    growth: Growth | None,
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
     path = shlex.quote(data.snapshot.path)
     suggestions = [] if leaks is None else _of_leak(path, leaks)
+    if growth is not None:
+        suggestions.append(Suggestion("", f"{sentence(remedy([growth]))}."))
     if host is not None and leaks is None:
         suggestions += _of_host(data, host)
     if of_streams is not None:

@@ -94,6 +94,9 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         if explanation.killed is not None:
             verdict = verdict.replace(NO_PROBLEM, _killed_verdict(explanation.killed))
         answer = Answer("none", verdict, "", [_peak(explanation), *_reserved(explanation)])
+        if (growth := explanation.growth) is not None:
+            frame = growth.frames[0] if growth.frames else None
+            answer.lines.insert(0, Line("from", source_text([growth]), frame=frame))
         answer.lines.append(Line("leak", _no_leak(explanation)))
         if explanation.host is not None:
             answer.lines.append(_host(explanation.host))
@@ -241,6 +244,8 @@ def _verdict_at_peak(explanation: Explanation) -> str:
         return f"CACHED ON {of_streams.streams} IDLE STREAMS"
     if of_streams is not None:
         return "FREED MEMORY WAITS FOR A STREAM"
+    if explanation.growth is not None:
+        return f"MEMORY KEPT GROWING: by {size(explanation.growth.held_bytes)}"
     if host is not None:
         return f"HOST MEMORY GROWS: {size(host.bytes_per_step)} a step"
     return NO_PROBLEM

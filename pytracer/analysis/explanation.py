@@ -30,7 +30,7 @@ from pytracer.analysis.holders import (
     releases_of,
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
-from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, answer
+from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
 from pytracer.analysis.oom.kinds import LEAK, Surroundings, Verdict
@@ -101,6 +101,8 @@ class Explanation:
         leaks: The search for memory that is kept from step to step; None in a file of few steps,
             and if the recording ends in the step that ran out of memory, where a leak is one of the
             verdicts.
+        growth: In a file without steps, the memory that kept growing all the time, up to half of
+            the peak; None if there is none, and after an out-of-memory error.
         fitting_settings: The changes of the allocator's settings with which the allocation that
             failed would have found memory, in a simulation; []: with none of those tried; None: not
             simulated, because there was no out-of-memory, or because a simulation of the
@@ -138,6 +140,7 @@ class Explanation:
     steps: list[AlikeSteps]
     modules: list[AlikeModules]
     leaks: DeviceLeaks | None
+    growth: Growth | None
     fitting_settings: list[str] | None = None
 
     @property
@@ -206,12 +209,12 @@ def explain_device(
         sample = oom.sample
     else:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
-    reserved, of_streams, host = None, None, None
+    reserved, of_streams, host, growth = None, None, None, None
     if oom is None:
         at = _most_reserved(data, sample)
         reserved = None if at is None else sample_at(data, at)
         of_streams = stream_memory(data, at or entry or 0) if history.is_replayed else None
-        host = host_growth(data)
+        host, growth = host_growth(data), _steady_growth(data)
         suggestions = advise_at_peak(
             data,
             reserved or sample,
@@ -221,6 +224,7 @@ def explain_device(
             to_mend,
             of_streams,
             host,
+            growth,
         )
     else:
         suggestions = advise_after_oom(
@@ -276,6 +280,7 @@ def explain_device(
         steps=alike_steps(steps(data)) if history.is_replayed else [],
         modules=_modules(held),
         leaks=leaks,
+        growth=growth,
         fitting_settings=fitting,
     )
 
@@ -395,3 +400,11 @@ def _leaks(data: DeviceData) -> DeviceLeaks:
     from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
 
     return leaks_on_device(data)
+
+
+def _steady_growth(data: DeviceData) -> Growth | None:
+    if data.has_marked_steps or not data.history.is_replayed:
+        return None
+    from pytracer.analysis.leaks.steady_growth import steady_growth  # as above
+
+    return steady_growth(data)

@@ -353,3 +353,28 @@ def test_two_lines_of_one_function() -> None:
 )
 def test_the_bound_of_a_holder(holder: str, bound: tuple[int, int] | None) -> None:
     assert bound_of(holder) == bound
+
+
+@pytest.mark.parametrize(
+    ("requests", "of_request", "verdict"),
+    [
+        (240, 2, f"MEMORY KEPT GROWING: by {240 * SIZE // 2**20} MiB"),
+        (120, 2, "NO PROBLEM FOUND"),  # a cache that is full after half of the time
+        (240, 0, "NO PROBLEM FOUND"),  # a model that is loaded
+    ],
+)
+def test_memory_that_grows_without_steps(requests: int, of_request: int, verdict: str) -> None:
+    # GIVEN a program without steps, such as a server, that keeps something of its first requests
+    program = Program()
+    for number in range(240):
+        for _ in range(of_request):
+            program.free(program.alloc(SIZE, OTHER))
+        if number < requests:
+            program.alloc(SIZE, LINE)
+    (found,) = explain(program.snapshot())
+    answered = answer_of(found)
+    # THEN the answer names the line if the memory grew all the time, while more was freed
+    assert answered.verdict == verdict
+    (why,) = answered.texts("leak")
+    assert why == "can't tell, because the recording has no steps"
+    assert (answered.lines[0].role == "from") == (verdict != "NO PROBLEM FOUND")

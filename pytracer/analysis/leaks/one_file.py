@@ -38,7 +38,7 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.life_rules import Rule
 from pytracer.analysis.ooms import limit_bytes_of
-from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
+from pytracer.reading.snapshot import ALLOC, OOM, Column, Frame, Snapshot, Trace, has_events
 from pytracer.reading.steps import step_at
 from pytracer.text import size
 
@@ -76,10 +76,10 @@ def timeline(data: DeviceData) -> Timeline:
         if not steps or (step > steps[-1] and first > edges[-1]):
             steps.append(step)
             edges.append(first)
-    if not steps:
-        return _slices(data.trace, has_times=data.snapshot.has_times(data.device))
-    if _last_step_is_complete(data.snapshot, steps[-1]):
+    if steps and _last_step_is_complete(data.snapshot, steps[-1]):
         edges.append(len(data.trace))
+    if len(edges) < 2:  # no step has ended
+        return _slices(data.trace, has_times=data.snapshot.has_times(data.device))
     stride = -(-len(edges) // _MOST_SLOTS)
     kept = np.array(edges, np.int64)[::stride]
     position = np.array(steps, np.float64)[stride - 1 :: stride][: len(kept) - 1]
@@ -88,9 +88,11 @@ def timeline(data: DeviceData) -> Timeline:
 
 
 def _slices(trace: Trace, has_times: bool) -> Timeline:
-    events = len(trace)
+    # After the last allocation, a program that ends frees what it kept.
+    allocs = np.flatnonzero(trace.action == ALLOC)
+    events = int(allocs[-1]) + 1 if len(allocs) else len(trace)
     if has_times:
-        time_s = (np.maximum.accumulate(trace.time_us) - trace.time_us[0]) / 1e6
+        time_s = (np.maximum.accumulate(trace.time_us[:events]) - trace.time_us[0]) / 1e6
         ends = np.linspace(0, float(time_s[-1]), TIME_SLICES + 1)
         if ends[-1] > 0:
             edges = np.append(np.searchsorted(time_s, ends[:-1]), events)

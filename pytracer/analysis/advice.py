@@ -179,11 +179,12 @@ def advise_after_oom(
 
 def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
-    found = [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
-    if reasons.LARGER_INPUT in kinds and memory.fitting_input:
-        found.append(Suggestion("", memory.fitting_input))
+    found: list[Suggestion] = []
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in memory.avoidable)
+    found += [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
+    if reasons.LARGER_INPUT in kinds and memory.fitting_input:
+        found.append(Suggestion("", memory.fitting_input))
     asked = memory.oom.requested_bytes
     total = 0 if memory.oom.sample is None else memory.oom.most_reserved_bytes
     if reasons.TOO_LARGE in kinds and 2 * asked > total:

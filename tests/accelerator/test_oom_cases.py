@@ -152,9 +152,9 @@ def test_the_answer_is_true(name: str, tmp_path: Path) -> None:
     # THEN the first line has the reason
     first = answer.verdict.removeprefix("OUT OF MEMORY: ")
     assert first.startswith(tuple(REASONS[kind] for kind in case.kinds))
-    # AND the answer names what keeps the memory, and what to do first
+    # AND the answer names what keeps the memory, and early what to do
     assert case.holder in texts(answer, "why", "held", "lines")
-    assert case.advice in texts(answer, "do").splitlines()[0]
+    assert any(case.advice in line for line in texts(answer, "do").splitlines()[:2])
     # AND the program passes if it does what helps
     if LONG:
         assert run(tmp_path, name, **{**case.more, **case.helped}).returncode == 0

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from pytracer import ACTIONS, _core, log, text
 from pytracer.backends.names import HOST
 from pytracer.tracing.device_recording import DeviceRecording
+from pytracer.tracing.oom_answer import MOST_BYTES
 from pytracer.tracing.step_recording import StepRecording
 
 MAX_SUMMED_EVENTS = 250_000  # read for the CPU's peak; the copy takes about 100 bytes an event
@@ -50,12 +51,18 @@ def _sum(recording: DeviceRecording, count: str) -> int:
 
 
 def report_file(
-    path: Path, recording: DeviceRecording, view: _core.View | None, is_cleared: bool
+    path: Path,
+    recording: DeviceRecording,
+    view: _core.View | None,
+    *,
+    is_cleared: bool,
+    may_leak: bool,
 ) -> None:
     """Print to stderr which snapshot at the end was written; once in a process. Never raises.
 
     The line also comes after an exception in the `with` body, and when the process exits with an
-    error. `view` is what the file has; None: unknown. `is_cleared`: events were dropped.
+    error. `view` is what the file has; None: unknown. `is_cleared`: events were dropped. With
+    `may_leak`, the line says whether the file has a leak.
     """
     global _reporting_pid
     if _reporting_pid == os.getpid() or sys.stderr is None:
@@ -70,7 +77,26 @@ def report_file(
             used = () if view is None else view.used_devices
             if peak := _accelerator_peak(recording, used) or _cpu_peak(recording, is_cleared):
                 line += f", {peak}"
+        if may_leak:
+            with contextlib.suppress(Exception):  # `on_snapshot` has moved the file
+                line += "".join(_leaks(path))
         log.print_line(line)
+
+
+def _leaks(path: Path) -> Iterator[str]:
+    if path.stat().st_size > MOST_BYTES:
+        return
+    from pytracer.analysis.answer_words import leak_verdict
+    from pytracer.analysis.device_data import device_data
+    from pytracer.analysis.explanation import leaks_of
+    from pytracer.reading.reader import load
+    from pytracer.reading.snapshot import used_devices
+
+    snapshot = load(path)
+    for device in used_devices(snapshot):
+        leaks = leaks_of(device_data(snapshot, device))
+        if leaks is not None and leaks.matters:
+            yield f"; {leak_verdict(leaks)} ({leaks.device}): `pytracer show` names what keeps it"
 
 
 def _events(recording: DeviceRecording, view: _core.View | None) -> str:

@@ -22,10 +22,12 @@ class KeptAtSteps:
 
     Attributes:
         seen: What a file has about it (docs/reference/snapshot-format.md); [] if nothing was seen.
+        may_leak: Whether there were more blocks at the last of these steps.
     """
 
     def __init__(self, recording: DeviceRecording) -> None:
         self.seen: list[list[Any]] = []
+        self.may_leak = False
         self._recording = recording
         self._blocks = 0
 
@@ -37,7 +39,8 @@ class KeptAtSteps:
             devices = self._recording.session.stats()["devices"]
             blocks = sum(device["live_blocks"] for device in devices)
             is_more, self._blocks = blocks >= self._blocks + _LEAST_BLOCKS, blocks
-            if not is_more or step < _FIRST or blocks > _MOST_BLOCKS:
+            self.may_leak = is_more and step >= _FIRST
+            if not self.may_leak or blocks > _MOST_BLOCKS:
                 return False
             self.seen = _kept(self._recording)
         except Exception as error:

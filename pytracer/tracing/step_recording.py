@@ -33,6 +33,11 @@ class StepRecording:
         self._discrete: DiscreteWindows | None = None
         self._late_steps: threading.Timer | None = None
 
+    @property
+    def may_leak(self) -> bool:
+        """Whether memory had grown when that was looked at last."""
+        return self._kept.may_leak
+
     def described(self) -> Metadata:
         """Return what a snapshot of the present has about the steps."""
         return {

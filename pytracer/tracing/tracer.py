@@ -217,7 +217,13 @@ class Tracer(LiveAnswers):
             if path is None or not self._writer.save(path, self._metadata()):
                 return
             if files.is_of_first_process:
-                description.report_file(path, self._recording, view, self._is_cleared)
+                description.report_file(
+                    path,
+                    self._recording,
+                    view,
+                    is_cleared=self._is_cleared,
+                    may_leak=self._step_recording.may_leak,
+                )
 
     def _notify_hidden_oom(self, error: BaseException | None) -> None:
         if error is not None and "cuda" in self._recording.indices and self._session.recording:

@@ -108,6 +108,22 @@ def test_the_line_at_the_end(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("leaks", [False, True])
+def test_the_line_tells_of_a_leak(
+    leaks: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a program that keeps a tensor of each step, or only the latest one
+    kept: list[torch.Tensor] = []
+    with Tracer(tmp_path / "x.pickle", device="cpu") as tracer:
+        for _ in range(40):
+            kept = [*(kept if leaks else ()), torch.empty(2**20, dtype=torch.uint8)]
+            tracer.step()
+    # THEN the line about the file says so, and what tells more
+    told = "; LEAK: 1 MiB a step since step 1 (cpu): `pytracer show` names what keeps it\n"
+    line = capsys.readouterr().err
+    assert (line.endswith(told), "LEAK" in line) == (leaks, leaks)
+
+
 def test_the_line_is_one_piece(tmp_path: Path) -> None:
     # GIVEN a stderr that keeps each write apart, without a buffer
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

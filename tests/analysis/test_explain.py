@@ -254,6 +254,26 @@ def test_where_to_look(holder: str, category: str, expected: str | None) -> None
         assert len(looks[0]) == len(expected) or category == "activation"
 
 
+@pytest.mark.parametrize(("steps", "is_named"), [(1, False), (4, True)])
+def test_models_of_a_list_that_grows(steps: int, is_named: bool) -> None:
+    # GIVEN a list that keeps parameters: of a model's layers, or of a model of each step
+    program, boundaries = Program(), []
+    for step in range(steps):
+        boundaries.append([step + 1, len(program.events)])
+        for item in range(step * 4 // steps, (step + 1) * 4 // steps):
+            address = program.alloc(MIB, MODEL)
+            program.own(address, "parameter", "module", "weight")
+            program.hold(address, f"models[{item}].weight of main()")
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
+    program.metadata["devices"][0]["steps"] = boundaries
+    program.out_of_memory(40 * MIB, 0)
+    (found,) = explain(program.snapshot())
+    # THEN only the models that come one after the other may be dropped
+    drops = [each.why for each in found.suggestions if "drop those" in each.why]
+    told = "Look at models[…] of main(), which keeps 4 MiB of models and optimizers: drop those "
+    assert drops == [f"{told}that are not used any more."] * is_named
+
+
 @pytest.mark.parametrize(
     ("passes", "losses", "is_named"), [(3, 3, True), (2, 2, False), (3, 1, False)]
 )

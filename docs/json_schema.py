@@ -18,7 +18,7 @@ from fleet_pages import sql_columns
 
 from pytracer.analysis.addresses import AddressedBlock
 from pytracer.analysis.answer import Answer
-from pytracer.analysis.answered_files import AnsweredFile
+from pytracer.analysis.answer_of_files import AnsweredFile
 from pytracer.analysis.diff.differences import Difference
 from pytracer.analysis.diff.limit import LimitCheck
 from pytracer.analysis.groups import Held
@@ -33,7 +33,7 @@ from pytracer.fleet.collection import Collected
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.reading.metadata import FileMetadata
 from pytracer.reading.to_json import SCHEMA_VERSION
-from pytracer.recommendation.answers import Recommendation
+from pytracer.recommendation.results import Recommendation
 
 Schema = dict[str, Any]
 

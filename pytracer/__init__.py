@@ -11,7 +11,7 @@ PYTEST_DONT_REWRITE: with PYTRACER=1, this module is imported before pytest is, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pytracer.commands.answers import show
+    from pytracer.commands.show_answer import show
     from pytracer.errors import ConfigError, HookError, PytracerError
     from pytracer.experiments.function_experiment import experiment
     from pytracer.fitting.fit import fit

@@ -7,9 +7,9 @@ import click
 from rich.console import Console
 
 from pytracer.commands import shared_options as shared
-from pytracer.commands.answers import echo_answer
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import signals_interrupt
+from pytracer.commands.show_answer import echo_answer
 from pytracer.fitting import fit
 from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from pytracer.analysis.answer import Line
-from pytracer.analysis.answered_files import AnsweredFile
+from pytracer.analysis.answer_of_files import AnsweredFile
 from pytracer.analysis.held_memory import KEYS
 from pytracer.commands import shared_options as shared
-from pytracer.commands.answers import Answered, answered, echo_answer, read_file
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
+from pytracer.commands.show_answer import Answered, answered, echo_answer, read_file
 from pytracer.errors import NoMomentError, PytracerError
 from pytracer.reading.files import read_source
 from pytracer.reading.reader import load

@@ -14,7 +14,7 @@ from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.commands import show_tables
-from pytracer.commands.answers import Answered, ReadFile
+from pytracer.commands.show_answer import Answered, ReadFile
 from pytracer.commands.show_fragmentation import show_device as show_free_memory
 from pytracer.reading.metadata import FileMetadata
 from pytracer.text import duration, number, printable, size, utc_time

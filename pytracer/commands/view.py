@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pytracer.analysis.answered_files import in_order
+from pytracer.analysis.answer_of_files import in_order
 from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option

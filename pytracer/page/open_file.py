@@ -10,8 +10,8 @@ import numpy as np
 
 from pytracer.analysis.advice import UNTESTED
 from pytracer.analysis.answer import one_line
+from pytracer.analysis.answer_of_files import AnsweredFile, answered_file
 from pytracer.analysis.answer_words import answer_of
-from pytracer.analysis.answered_files import AnsweredFile, answered_file
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device
 from pytracer.analysis.usage import final_sample

@@ -8,7 +8,7 @@
 Nothing here needs torch or a device.
 """
 
-from pytracer.recommendation.answers import RankOutcome, Recommendation, TriedSetting
 from pytracer.recommendation.recommend import recommend, recommend_sweep
+from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
 
 __all__ = ["RankOutcome", "Recommendation", "TriedSetting", "recommend", "recommend_sweep"]

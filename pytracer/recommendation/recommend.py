@@ -16,7 +16,7 @@ from pytracer.reading.files import find
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 from pytracer.reading.steps import step_boundaries
-from pytracer.recommendation.answers import (
+from pytracer.recommendation.results import (
     RankOutcome,
     Recommendation,
     TriedSetting,

@@ -11,7 +11,7 @@ import numpy as np
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording, Requests
 from pytracer.errors import ConfigError
 from pytracer.fleet.memory_budget import cores
-from pytracer.recommendation.answers import TriedSetting
+from pytracer.recommendation.results import TriedSetting
 from pytracer.simulator.simulate import Limits, Simulated, rules_under, simulate_recording
 from pytracer.variables import format_settings, merge_settings, parse_settings
 

@@ -17,8 +17,8 @@ from synthetic_snapshots import Program, file_metadata
 import pytracer
 from pytracer.analysis import explain
 from pytracer.analysis.answer import Line
+from pytracer.analysis.answer_of_files import RUN_NS
 from pytracer.analysis.answer_words import answer_of
-from pytracer.analysis.answered_files import RUN_NS
 from pytracer.errors import PytracerError
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))

@@ -12,7 +12,7 @@ import click
 
 from pytracer.analysis.advice import Trial
 from pytracer.analysis.answer import Answer, Line, text_lines
-from pytracer.analysis.answered_files import AnsweredFile, answer_of_files, answered_file, in_order
+from pytracer.analysis.answer_of_files import AnsweredFile, answer_of_files, answered_file, in_order
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import explain_device
 from pytracer.errors import PytracerError

@@ -69,7 +69,7 @@ _HOMES = {
     "experiment": "experiments.function_experiment",
     "fit": "fitting.fit",
     "patch_torch": "torch_recorder.patch",
-    "show": "commands.answers",
+    "show": "commands.show_answer",
     "unpatch_torch": "torch_recorder.patch",
 }
 

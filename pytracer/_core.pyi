@@ -24,7 +24,8 @@ def live_instances(*kinds: type) -> list[Any]: ...
 def call_when_seen(code: CodeType, call: Callable[[], object]) -> None: ...
 
 # Who holds each of these objects: "losses[41] of main()"; "": nobody was found. Nobody else may
-# refer to the list. Variables of functions in files of the folders `hidden` do not count.
+# refer to the list. Variables of functions in files of the folders `hidden` do not count; what only
+# those in `unnamed` have is "a temporary value".
 def holders_of(
     objects: list[Any], hidden: list[str], unnamed: list[str], seconds: float
 ) -> list[str]: ...

@@ -51,7 +51,7 @@ class ReferenceTexts {
   bool append_index(std::string& path, PyObject* holder, PyObject* const* items, Py_ssize_t size,
                     PyObject* held);
 
-  // Where to look first in a large container: the next object that it holds is often the next or previous item.
+  // Where to look first in a large container: what is looked for next is often the next or previous item.
   Py_ssize_t& next_of(PyObject* container, Py_ssize_t size) {
     constexpr Py_ssize_t kFew = 16;
     return size > kFew ? next_[container] : first_ = 0;

@@ -131,7 +131,7 @@ Roots::Name Roots::name_of(PyObject* object) const {
       const bool is_built = PyList_CheckExact(object) || PyDict_CheckExact(object);
       return {is_built ? "an unnamed " + class_name(Py_TYPE(object)) : kTemporary, function};
     }
-    case Kind::unnamed: break;
+    case Kind::unnamed: return {"", kTemporary};
     case Kind::exception: return {"the handled exception", ""};
     case Kind::thread: return {"the thread's own data", ""};
     case Kind::module: break;

@@ -32,10 +32,10 @@ class Roots {
     for (const auto& [object, root] : found_) use(object);
   }
   bool contains(PyObject* object) const { return found_.count(object) != 0; }
-  // Whether an object is only the value of an expression that runs, which has no name.
+  // Whether only code that runs has an object: as the value of an expression, or as below.
   bool is_unnamed(PyObject* object) const;
-  // Whether it is a variable of a function whose variables have no name, and nothing else.
-  bool has_no_name(PyObject* object) const {
+  // Whether nothing but functions whose variables have no name keep an object. So it is unnamed, too.
+  bool is_of_unnamed(PyObject* object) const {
     const auto place = found_.find(object);
     return place != found_.end() && place->second.kind == Kind::unnamed;
   }

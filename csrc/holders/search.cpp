@@ -216,7 +216,7 @@ class Search {
     std::vector<size_t> chain{target};
     while (nodes_[chain.back()].via != kNone) chain.push_back(nodes_[chain.back()].via);
     PyObject* const root = nodes_[chain.back()].object;
-    if (roots_.has_no_name(root)) return kTemporary;
+    if (roots_.is_of_unnamed(root)) return kTemporary;
     const bool is_context = PyContext_CheckExact(root) && !roots_.contains(root);
     Roots::Name name;
     size_t last = chain.size() - 1;

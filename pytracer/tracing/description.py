@@ -11,7 +11,7 @@ import numpy as np
 from pytracer import ACTIONS, _core, log, text
 from pytracer.backends.names import HOST
 from pytracer.tracing.device_recording import DeviceRecording
-from pytracer.tracing.oom_answer import MOST_BYTES
+from pytracer.tracing.oom_answer import read_again
 from pytracer.tracing.step_recording import StepRecording
 
 MAX_SUMMED_EVENTS = 250_000  # read for the CPU's peak; the copy takes about 100 bytes an event
@@ -84,15 +84,13 @@ def report_file(
 
 
 def _leaks(path: Path) -> Iterator[str]:
-    if path.stat().st_size > MOST_BYTES:
+    if (snapshot := read_again(path)) is None:
         return
     from pytracer.analysis.answer_words import leak_verdict
     from pytracer.analysis.device_data import device_data
     from pytracer.analysis.explanation import leaks_of
-    from pytracer.reading.reader import load
     from pytracer.reading.snapshot import used_devices
 
-    snapshot = load(path)
     for device in used_devices(snapshot):
         leaks = leaks_of(device_data(snapshot, device))
         if leaks is not None and leaks.matters:

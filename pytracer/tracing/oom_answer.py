@@ -15,6 +15,7 @@ from typing import Any
 
 from pytracer.analysis.answer import Answer, log_lines
 from pytracer.log import report_once, warn_once
+from pytracer.reading.snapshot import Snapshot
 from pytracer.tracing import ranks
 
 MOST_BYTES = 16 * 2**20  # of a file that is read: about 250,000 events, 1 s and 100 MB
@@ -32,17 +33,23 @@ def report(message: str, kind: str | None = None) -> None:
     report_once("\n".join(name + line for line in message.splitlines()), kind)
 
 
+def read_again(path: Path) -> Snapshot | None:
+    """Return the snapshot that the job has written; None if it is too large to be read there."""
+    from pytracer.reading.reader import load
+
+    return load(path) if path.stat().st_size <= MOST_BYTES else None
+
+
 def explain(path: Path, device: int) -> Answer | None:
     """Log the answer about a device's out-of-memory, one line a role; return it. Never raises."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if (snapshot := read_again(path)) is None:
             return None
         from pytracer.analysis.answer_words import answer_of
         from pytracer.analysis.explanation import explain
-        from pytracer.reading.reader import load
         from pytracer.simulator.trials import try_settings
 
-        (explanation,) = explain(load(path), device, try_settings)
+        (explanation,) = explain(snapshot, device, try_settings)
         answer = answer_of(explanation)
         report("\n".join(log_lines(answer)))
         return answer

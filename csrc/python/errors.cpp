@@ -13,6 +13,14 @@ namespace pytracer {
 
 namespace {
 
+// Sets an exception of pytracer.errors. A path in its text need not be UTF-8: other bytes are escaped.
+void set_error(const char* type, const char* text) {
+  const auto message = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      text, static_cast<Py_ssize_t>(std::strlen(text)), "backslashreplace"));
+  if (!message) return;  // out of memory, and Python's exception says so
+  PyErr_SetObject(py::module_::import("pytracer.errors").attr(type).ptr(), message.ptr());
+}
+
 void translate_error(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -31,10 +39,9 @@ void translate_error(std::exception_ptr pointer) {
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
     }
   } catch (const HookError& error) {
-    PyErr_SetString(py::module_::import("pytracer.errors").attr("HookError").ptr(), error.what());
+    set_error("HookError", error.what());
   } catch (const Error& error) {
-    PyErr_SetString(py::module_::import("pytracer.errors").attr("PytracerError").ptr(),
-                    error.what());
+    set_error("PytracerError", error.what());
   }
 }
 

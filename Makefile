@@ -27,9 +27,13 @@ demo: .venv/build-tools
 
 # Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
 # tests/helpers/devices_of_tests.py has the tests of each accelerator. Three suites run at a time, the
-# longest first, because tests also wait; the output of a suite appears when it ends.
+# longest first, because tests also wait; the output of a suite appears when it ends. At the end comes a line for each
+# suite that ended, with the reasons of its skipped tests (tests/helpers/suite_summary.py).
+test: export SUITES = $(CURDIR)/build/suites.txt
 test:
-	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(ACCELERATORS:%=test-%)
+	mkdir -p build && rm -f $(SUITES) && touch $(SUITES)
+	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(ACCELERATORS:%=test-%); \
+		status=$$?; cat $(SUITES); exit $$status
 
 # The tests, with the long forms of those that are statistical: many more cases, files and runs.
 test-long: export LONG_TESTS = 1

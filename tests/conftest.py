@@ -14,6 +14,7 @@ import simulated
 from amount import LONG
 from devices_of_tests import runs_here
 from hypothesis import HealthCheck, settings
+from suite_summary import pytest_terminal_summary  # noqa: F401
 
 if TYPE_CHECKING:
     import leak_cases

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tools
 from amount import LONG
 
 from pytracer.backends.hook_build import READY, HookBuilder
@@ -32,7 +33,7 @@ def bare(backend: str, tmp_path: Path) -> dict[str, str]:
     """Return the environment of a user with ready hooks, an empty home and an empty PATH."""
     builder = HookBuilder()
     if not builder.ready.releases(backend):
-        pytest.skip("pytracer was not installed from a wheel with ready hooks")
+        tools.missing("pytracer was not installed from a wheel with ready hooks")
     for name in (backend, "cpu", "autograd"):
         found = builder.find(name)
         assert found is not None

@@ -118,7 +118,7 @@ def test_values_shown_by_cuda(state: State, change: str, name: str, value: objec
     # GIVEN a setting of this version
     before = state.values()
     if name not in before:
-        pytest.skip("not in this version")
+        pytest.skip("this torch does not show this setting")
     # WHEN it is changed, THEN the allocator shows the new value, and after the change the old one
     with pytracer.allocator_settings(change):
         assert state.values()[name] == value or (value is None and any(state.values()[name]))

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import tools
 from page_decoder import page_file, page_json
 from processes import installed, run_python
 
@@ -31,8 +32,7 @@ WORK = ["import torch", "def work():\n    return torch.ones(1000)", "held = work
 
 def executed(cells: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run cells in a kernel of its own; print the texts, and then the HTML, of their outputs."""
-    for module in ("ipykernel", "nbclient"):
-        pytest.importorskip(module, reason=f"{module} is not installed", exc_type=ImportError)
+    tools.packages("ipykernel", "nbclient")
     env = installed(folder, **variables)
     env["JUPYTER_PATH"] = os.path.join(sys.prefix, "share", "jupyter")
     return run_python("-c", RUN, json.dumps(cells), cwd=folder, env=env)

@@ -1,6 +1,5 @@
 """Test Ray actors that environment variables trace, and the ways in which actors end."""
 
-import importlib.util
 import json
 import pickle
 import re
@@ -102,8 +101,6 @@ class Job:
 )
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Run actors with different ends, two with a rank, an idle one, and one with a bad variable."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
     folder = tmp_path_factory.mktemp(request.param)
     output = folder / "profile"
     done = run(

@@ -1,10 +1,10 @@
 """Test that a hook mislabels no event of an allocator whose list of actions changed."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import tools
 
 CSRC = Path(__file__).parents[2] / "csrc"
 KNOWN = (
@@ -21,9 +21,7 @@ static_assert({more});
 
 def compiled(actions: str, tmp_path: Path, more: str = "true") -> subprocess.CompletedProcess[str]:
     """Compile the translation of the actions of an allocator."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
+    compiler = tools.program("g++", "clang++")
     source = tmp_path / "actions.cpp"
     each = (f"actions[Entry::{name}] == PYTRACER_{name}" for name in KNOWN.split(", "))
     source.write_text(PROGRAM.format(actions=actions, more=" && ".join([more, *each])))

@@ -13,6 +13,7 @@ import processes
 import pytest
 import torch
 from commands import cells, invoke
+from pyarrow.parquet import read_table
 from synthetic_snapshots import Program, file_metadata
 
 import pytracer
@@ -289,7 +290,6 @@ def test_diff_of_incomparable_arguments(tmp_path: Path) -> None:
 
 
 def test_export_to_tables(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
     # GIVEN a run
     run = write_run(tmp_path / "run", {0: 2, 3: 2})
     # WHEN it is exported
@@ -301,7 +301,7 @@ def test_export_to_tables(tmp_path: Path) -> None:
     assert {path.stem for path in (tmp_path / "out" / "blocks").iterdir()} == {
         f"step{step}.{who.format(rank)}" for step in (1, 2) for rank in (0, 3)
     }
-    blocks = parquet.read_table(tmp_path / "out" / "blocks").to_pylist()
+    blocks = read_table(tmp_path / "out" / "blocks").to_pylist()
     assert sorted(
         (row["rank"], row["step"], row["phase"], row["size_bytes"]) for row in blocks
     ) == [
@@ -367,7 +367,6 @@ def test_files_without_a_trace(tmp_path: Path) -> None:
 
 def test_names_with_invalid_unicode_and_terminal_control_codes(tmp_path: Path) -> None:
     # GIVEN a file with such a name, without events
-    pytest.importorskip("pyarrow")
     path = tmp_path / os.fsdecode(b"\x1b[2Jn\xff.pickle")
     shutil.copy(GOLDEN / "native/cuda-1.13.1.pickle", path)
     # WHEN it is exported, THEN messages have printable characters only

@@ -1,6 +1,7 @@
 """Check that recording an allocation and its free in the core takes no more instructions."""
 
 import pytest
+import tools
 from instructions import CannotCountError, Figure, count, limit
 
 # The counted instructions of a pair (with g++ 12), and the number of frames of each recorded stack.
@@ -28,6 +29,8 @@ COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
 def figures(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Figure]:
+    if request.param == "callgrind":
+        tools.program("valgrind")
     try:
         return count("cpu", request.param, tmp_path_factory.mktemp("counts"))
     except CannotCountError as reason:

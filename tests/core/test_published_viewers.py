@@ -108,7 +108,7 @@ def test_mosaics_annotation_profile(path: Path) -> None:
 def test_memory_vizs_user_metadata(path: Path) -> None:
     # GIVEN memory_viz's own reading of a trace
     if not MEMORY_VIZ or shutil.which("node") is None:
-        pytest.skip("make test-viewers fetches memory_viz; node runs it")
+        pytest.skip("make test-viewers fetches memory_viz, which node runs")
     # WHEN memory_viz describes each allocation
     done = subprocess.run(
         ["node", "-e", MEMORY_VIZ_PROGRAM, MEMORY_VIZ],

@@ -298,7 +298,6 @@ BEGINS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 @pytest.mark.parametrize("suffix", BEGINS)
 def test_the_plot(suffix: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     # GIVEN settings: one with a range, one that ran out of memory, one that failed, one not run
     comparison = compared(
         *([outcome(10), outcome(12)], [ran_out(8)], [FAILED], []),
@@ -310,7 +309,8 @@ def test_the_plot(suffix: str, tmp_path: Path) -> None:
 
 
 def test_the_texts_of_the_plot(tmp_path: Path) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
+    import matplotlib
+
     # GIVEN a picture whose text is not converted to paths
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         plot_comparison(compared([outcome(10)], [ran_out(12)]), tmp_path / "plot.svg")
@@ -338,7 +338,8 @@ def test_the_plot_shows_the_request_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a run that ended at a request of 3 GiB, with 14 of 16 GiB reserved
-    figure = pytest.importorskip("matplotlib.figure")
+    from matplotlib import figure
+
     figures: list[Any] = []
     save = figure.Figure.savefig
     monkeypatch.setattr(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import reference_reader
+from pyarrow.parquet import read_table
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.history import replay
@@ -54,7 +55,6 @@ def test_texts_that_would_exhaust_the_memory(tmp_path: Path) -> None:
         # WHEN they are exported, THEN they are refused
         with pytest.raises(PytracerError, match=f"is refused: its {what} would take 19.* MiB"):
             collapse_stacks(snapshot)
-        pytest.importorskip("pyarrow")
         with pytest.raises(PytracerError, match=f"is refused: its {what} would take 19.* MiB"):
             tables(snapshot, tmp_path)
 
@@ -64,7 +64,6 @@ def test_texts_that_would_exhaust_the_memory(tmp_path: Path) -> None:
 
 def tables(snapshot: Snapshot, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of both tables as Python dictionaries."""
-    read_table = pytest.importorskip("pyarrow.parquet").read_table
     write_tables(snapshot, "name", folder)
     paths = [folder / table / "name.parquet" for table in ("events", "blocks")]
     return tuple(read_table(path).to_pylist() for path in paths)
@@ -139,7 +138,6 @@ def test_tables_of_random_programs(
 
 
 def test_tables_of_golden_files(tmp_path: Path) -> None:
-    read_table = pytest.importorskip("pyarrow.parquet").read_table
     # GIVEN files of all kinds: without times, without traces, of several devices
     for path in sorted(GOLDEN.rglob("*.pickle")):
         snapshot = reference_reader.read(path)

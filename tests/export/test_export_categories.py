@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import invoke
 from processes import run
+from pyarrow.parquet import read_table
 from synthetic_snapshots import Program
 from torch import nn
 
@@ -80,9 +81,8 @@ def test_the_option_is_of_collapsed_stacks_only(path: Path, tmp_path: Path) -> N
 
 
 def test_tables_have_the_category_of_each_block(path: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
     invoke("export", path, "--to", "parquet", "-o", tmp_path)
-    rows = parquet.read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
+    rows = read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
     # THEN the rows that were active at the peak add up to the categories of the peak
     (held,) = who_holds(load(path), at="peak", by="category")
     event = held.moment.event
@@ -105,12 +105,11 @@ def test_tables_have_the_category_of_each_block(path: Path, tmp_path: Path) -> N
     assert {row["module"] for row in rows if row["owner"] == "0.weight"} == {"0"}
     assert {row["forward_phase"] for row in rows} == {None}
     # AND frees say which node ran
-    events = parquet.read_table(next(tmp_path.glob("events/*"))).to_pylist()
+    events = read_table(next(tmp_path.glob("events/*"))).to_pylist()
     assert any(e["autograd_node"] for e in events if e["action"] == "free_requested")
 
 
 def test_tables_have_the_holder_of_each_block(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
     # GIVEN a recording whose end a list of this function's has a part of
     path = tmp_path / "x.pickle"
     with pytracer.Tracer(path, device="cpu"):
@@ -118,7 +117,7 @@ def test_tables_have_the_holder_of_each_block(tmp_path: Path) -> None:
         torch.zeros(40_009)
     invoke("export", path, "--to", "parquet", "-o", tmp_path)
     # THEN its rows name it, and a block that was freed has no holder
-    rows = parquet.read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
+    rows = read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
     holders = {(row["requested_bytes"], row["holder"]) for row in rows}
     here = "test_tables_have_the_holder_of_each_block()"
     assert holders >= {(4 * len(each), f"kept[{i}] of {here}") for i, each in enumerate(kept)}
@@ -126,7 +125,6 @@ def test_tables_have_the_holder_of_each_block(tmp_path: Path) -> None:
 
 
 def test_tables_have_the_module_of_each_block(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
     # GIVEN a recording with phases for modules
     path = tmp_path / "x.pickle"
     with pytracer.Tracer(path, device="cpu", forward_stacks=True):
@@ -134,11 +132,11 @@ def test_tables_have_the_module_of_each_block(tmp_path: Path) -> None:
         with pytracer.annotate_modules(model):
             model(torch.ones(53, 31)).square().sum().backward()
     invoke("export", path, "--to", "parquet", "-o", tmp_path)
-    rows = parquet.read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
+    rows = read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
     # THEN what forward and backward allocate for a module has its path
     for size, module in ((53 * 37 * 4, {"0", "1"}), (37 * 41 * 4, {"1"})):
         assert {row["module"] for row in rows if row["requested_bytes"] == size} == module
     # AND events have the phase of the forward call
-    events = parquet.read_table(next(tmp_path.glob("events/*"))).to_pylist()
+    events = read_table(next(tmp_path.glob("events/*"))).to_pylist()
     gradients = {e["forward_phase"] for e in events if e["size_bytes"] == 37 * 41 * 4}
     assert gradients == {None, "1"}

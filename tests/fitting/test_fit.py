@@ -322,7 +322,8 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_plot_of_a_range(tmp_path: Path) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
+    import matplotlib
+
     paths, path = recordings(tmp_path), tmp_path / "plot.svg"
     at, setting = "batch=8..32..4,length=256", "max_split_size_mb:64"
     with matplotlib.rc_context({"svg.fonttype": "none"}):

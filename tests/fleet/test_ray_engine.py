@@ -63,7 +63,6 @@ cluster.shutdown()
 
 
 def drive(tmp_path: Path, what: str) -> list[int]:
-    pytest.importorskip("ray")
     marks = tmp_path / "marks"
     marks.mkdir()
     arguments = [tmp_path / "run7", tmp_path / "table", marks, what]
@@ -111,7 +110,6 @@ def test_a_lost_node_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_an_address_without_a_cluster_is_refused_at_once() -> None:
-    pytest.importorskip("ray")
     with socket.socket() as held:  # bound, but nobody listens
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"

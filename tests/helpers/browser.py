@@ -1,14 +1,14 @@
 """A browser without a network for tests of pages: Chromium or Firefox, driven by playwright."""
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
+import tools
+from playwright.sync_api import sync_playwright
 
 TIMEOUT_S = 60
 PROGRAMS = {
@@ -48,18 +48,15 @@ class Tab:
 
 @contextlib.contextmanager
 def driver() -> Iterator[Any]:
-    """Start playwright; the test is skipped where it is not installed."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as running:
+    """Start playwright."""
+    with sync_playwright() as running:
         yield running
 
 
 @contextlib.contextmanager
 def started(running: Any, name: str = "chromium") -> Iterator[Any]:
-    """Start a browser; the test is skipped where it is not installed."""
-    path = next(filter(None, map(shutil.which, PROGRAMS[name])), None)
-    if path is None:
-        pytest.skip(f"{name} is not installed: apt-get install {PROGRAMS[name][0]}")
+    """Start a browser."""
+    path = tools.program(*PROGRAMS[name])
     browser = getattr(running, name).launch(executable_path=path, **OPTIONS[name])
     yield browser
     browser.close()

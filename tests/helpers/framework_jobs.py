@@ -1,6 +1,5 @@
 """Jobs of frameworks from PyPI, unmodified, and the files that they leave."""
 
-import importlib.util
 import pickle
 import re
 from collections.abc import Iterator
@@ -8,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+import tools
 from processes import environment, run
 
 
-def needs(*packages: str) -> None:
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; the Makefile's FRAMEWORKS have it")
+def needs(package: str) -> None:
+    tools.packages(package, source="the Makefile's FRAMEWORKS")
 
 
 @dataclass(frozen=True)

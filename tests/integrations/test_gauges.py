@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import tools
 import torch
 
 import pytracer
@@ -17,7 +18,9 @@ def tracer() -> Iterator[pytracer.Tracer]:
 
 def test_prometheus(tracer: pytracer.Tracer) -> None:
     # GIVEN a registry with the gauges, and a tracer that records
-    client = pytest.importorskip("prometheus_client")
+    tools.packages("prometheus_client")
+    import prometheus_client as client
+
     from pytracer.integrations import prometheus
 
     registry = client.CollectorRegistry()
@@ -48,7 +51,7 @@ def test_prometheus(tracer: pytracer.Tracer) -> None:
 
 def test_opentelemetry(tracer: pytracer.Tracer) -> None:
     # GIVEN a meter of a provider with a reader
-    pytest.importorskip("opentelemetry.sdk", exc_type=ImportError)
+    tools.packages("opentelemetry", "opentelemetry.sdk")
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tools
 from processes import installed, run_python
 
 import pytracer
@@ -57,8 +58,7 @@ def text(output: dict[str, Any]) -> str:
 @pytest.mark.slow
 def test_cells_of_a_notebook(tmp_path: Path) -> None:
     # GIVEN a notebook that records cells
-    for module in ("ipykernel", "nbclient"):
-        pytest.importorskip(module, exc_type=ImportError)
+    tools.packages("ipykernel", "nbclient")
     env = installed(tmp_path, JUPYTER_PATH=os.path.join(sys.prefix, "share", "jupyter"))
     # WHEN it is run
     done = run_python("-c", RUN, json.dumps(CELLS), cwd=tmp_path, env=env)
@@ -93,7 +93,7 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
 
 def test_cells_without_history_have_files_of_their_own(tmp_path: Path) -> None:
     # GIVEN a shell that stores no history, so that the numbers of its cells are equal
-    pytest.importorskip("IPython")
+    tools.packages("IPython")
     from pytracer.integrations.ipython import _Magic
 
     class Shell:

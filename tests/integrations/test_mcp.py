@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import processes
-import pytest
+import tools
 from leaking_programs import recorded
 
-mcp = pytest.importorskip("mcp")
 MIB = 2**20
 LOG = ("/home/me/train.py", "log", 30)
 
 
 async def ask(folders: list[Path], calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
     """Start the server in a process of its own; return the results of calls."""
+    import mcp
+
     arguments = ["-m", "pytracer.integrations.mcp", *map(str, folders)]
     started = mcp.StdioServerParameters(
         command=sys.executable, args=arguments, env=processes.environment(), cwd=folders[0]
@@ -28,6 +29,7 @@ async def ask(folders: list[Path], calls: list[tuple[str, dict[str, Any]]]) -> l
 
 
 def test_an_agent_gets_the_answers(tmp_path: Path) -> None:
+    tools.packages("mcp")
     # GIVEN a leak, a run without one, a file that would run code, and a file elsewhere
     folder, elsewhere = tmp_path / "runs", tmp_path / "elsewhere.pickle"
     folder.mkdir()
@@ -78,6 +80,7 @@ class _Evil:
 
 
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    tools.packages("mcp")
     for folders, error in (([], "name at least one folder"), ([tmp_path / "x"], "is no folder")):
         done = processes.run_python("-m", "pytracer.integrations.mcp", *folders, cwd=tmp_path)
         assert done.returncode == 1

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tools
 from processes import Done, environment, installed, run, without_end_line
 
 import pytracer
@@ -50,7 +51,6 @@ def files(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize("steps", ["1,2", ""], ids=["of steps", "at the end"])
 def test_fsspec(tmp_path: Path, steps: str) -> None:
     # GIVEN a job that writes snapshots of steps, or while its interpreter ends
-    pytest.importorskip("fsspec")
     target = tmp_path / "bucket"
     # WHEN the variables ask for uploads
     (tmp_path / "program.py").write_text(STEPS)
@@ -76,7 +76,6 @@ def test_fsspec(tmp_path: Path, steps: str) -> None:
 
 def test_failed_uploads(tmp_path: Path) -> None:
     # GIVEN a URL to which nothing can be written
-    pytest.importorskip("fsspec")
     (tmp_path / "file").write_text("")
     url = f"file://{tmp_path}/file"
     # WHEN a job uploads three snapshots
@@ -232,7 +231,7 @@ assert helper_process._helper.pid == first
 @pytest.mark.slow
 def test_wandb(tmp_path: Path) -> None:
     # GIVEN a job with a run of W&B, offline
-    pytest.importorskip("wandb", exc_type=ImportError)
+    tools.packages("wandb")
     program = """
 import wandb
 import torch
@@ -269,7 +268,7 @@ print(tracer.stats()["failures"])
 @pytest.mark.long
 def test_mlflow(tmp_path: Path) -> None:
     # GIVEN a job with a run of MLflow, in a folder
-    pytest.importorskip("mlflow", exc_type=ImportError)
+    tools.packages("mlflow")
     program = """
 import mlflow
 import torch
@@ -298,7 +297,7 @@ tracer.start()  # writes while the interpreter ends
 @pytest.mark.slow
 def test_tensorboard(tmp_path: Path) -> None:
     # GIVEN a job whose steps keep more and more memory
-    pytest.importorskip("tensorboard", exc_type=ImportError)
+    tools.packages("tensorboard")
     # WHEN it has written a snapshot for each
     result = done(
         STEPS,

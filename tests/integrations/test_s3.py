@@ -50,7 +50,8 @@ else:
 def test_s3(tmp_path: Path) -> None:
     # GIVEN a server that speaks S3, and an empty bucket
     for package in ("s3fs", "moto.server"):
-        pytest.importorskip(package, exc_type=ImportError)
+        left_out = f"tests/integrations/requirements.txt leaves out {package}"
+        pytest.importorskip(package, reason=left_out, exc_type=ImportError)
     for folder in ("server", "job"):
         (tmp_path / folder).mkdir()
     with start(SERVER, cwd=tmp_path / "server") as server:

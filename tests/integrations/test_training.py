@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tools
 from processes import Done, installed, run, run_python
 
 pytestmark = pytest.mark.slow
@@ -134,8 +135,7 @@ def phases(content: dict[str, Any]) -> set[str]:
 
 def test_transformers(tmp_path: Path) -> None:
     # GIVEN a training with two batches for each of three steps, and a callback for the second step
-    pytest.importorskip("transformers", exc_type=ImportError)
-    pytest.importorskip("accelerate", exc_type=ImportError)
+    tools.packages("transformers", "accelerate")
     # WHEN it has ended
     result = done(TRANSFORMERS, tmp_path)
     assert result.returncode == 0, result.stderr
@@ -151,8 +151,7 @@ def test_transformers(tmp_path: Path) -> None:
 
 def test_a_broken_tracer_does_not_harm_the_training(tmp_path: Path) -> None:
     # GIVEN a tracer whose methods all raise
-    pytest.importorskip("transformers", exc_type=ImportError)
-    pytest.importorskip("accelerate", exc_type=ImportError)
+    tools.packages("transformers", "accelerate")
     # WHEN a training with the callback has ended
     result = done(TRANSFORMERS, tmp_path, "broken")
     # THEN it has all its steps, and the failure was logged once
@@ -166,7 +165,7 @@ def test_a_broken_tracer_does_not_harm_the_training(tmp_path: Path) -> None:
 )
 def test_lightning(tmp_path: Path, package: str) -> None:
     # GIVEN a training with two batches for each of three steps
-    pytest.importorskip(package, exc_type=ImportError)
+    tools.packages(package.split(".")[0])
     # WHEN it has ended
     result = done(LIGHTNING.replace("PACKAGE", package), tmp_path)
     assert result.returncode == 0, result.stderr
@@ -180,7 +179,7 @@ def test_lightning(tmp_path: Path, package: str) -> None:
 
 
 def test_lightning_writes_the_snapshot_if_fit_raises(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", exc_type=ImportError)
+    tools.packages("lightning")
     result = done(LIGHTNING.replace("PACKAGE", "lightning.pytorch"), tmp_path, "raise")
     assert result.returncode == 1
     assert "RuntimeError: a broken batch" in result.stderr
@@ -192,8 +191,7 @@ def test_lightning_writes_the_snapshot_if_fit_raises(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
 def test_two_ranks(tmp_path: Path, program: str) -> None:
     # GIVEN a training on two ranks, of which each has half of the batches
-    for package in ("transformers", "accelerate") if program == TRANSFORMERS else ("lightning",):
-        pytest.importorskip(package, exc_type=ImportError)
+    tools.packages(*(["transformers", "accelerate"] if program == TRANSFORMERS else ["lightning"]))
     # WHEN it has ended
     result = done_by_two_ranks(program.replace("PACKAGE", "lightning.pytorch"), tmp_path)
     assert result.returncode == 0, result.stderr
@@ -211,7 +209,7 @@ def test_two_ranks(tmp_path: Path, program: str) -> None:
 
 def test_accelerate(tmp_path: Path) -> None:
     # GIVEN a loop with two batches for each of three steps, and the recipe of the documentation
-    pytest.importorskip("accelerate", exc_type=ImportError)
+    tools.packages("accelerate")
     # WHEN it has ended
     result = done(ACCELERATE, tmp_path)
     assert result.returncode == 0, result.stderr

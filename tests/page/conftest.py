@@ -9,6 +9,7 @@ from typing import Any
 
 import browser
 import pytest
+import tools
 
 WEB = Path(__file__).parents[2] / "web"
 TIMEOUT_S = 180
@@ -16,10 +17,8 @@ TIMEOUT_S = 180
 
 @pytest.fixture(scope="session")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy web/ and install its locked packages; skip where there is no npm or no registry."""
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed: apt-get install npm")
+    """Copy web/ and install its locked packages, which needs npm and its registry."""
+    npm = tools.program("npm")
     folder = tmp_path_factory.mktemp("checkout") / "web"
     shutil.copytree(WEB, folder, ignore=shutil.ignore_patterns("node_modules", "build"))
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
@@ -35,12 +34,12 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"npm ci did not end within {TIMEOUT_S} s")
+        tools.missing(f"npm cannot install the packages of web/ within {TIMEOUT_S} s")
     if done.returncode != 0:
         last = (done.stderr.strip() or "npm ci failed").splitlines()[-1]
         # A lock file that does not fit is an error of ours; all others are of the registry.
         assert "EUSAGE" not in done.stderr, done.stderr
-        pytest.skip(f"the packages of web/ cannot be installed: {last}")
+        tools.missing(f"npm cannot install the packages of web/: {last}")
     return folder
 
 

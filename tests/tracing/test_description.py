@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from processes import HANG_S, environment
 
 import pytracer
@@ -16,8 +17,6 @@ from pytracer import ACTIONS, ConfigError, Tracer, _core
 from pytracer.tracing import description
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.option_values import Options
-
-torch = pytest.importorskip("torch")
 
 BYTE = torch.uint8
 

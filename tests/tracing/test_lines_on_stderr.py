@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tools
 import torch
 
 import pytracer
@@ -125,7 +126,9 @@ def test_a_file_that_could_not_be_written(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     # GIVEN a bar of tqdm on stderr
-    tqdm = pytest.importorskip("tqdm")
+    tools.packages("tqdm")
+    import tqdm
+
     with tqdm.tqdm(total=2, file=sys.stderr) as bar:
         bar.update(1)
         bar.refresh()

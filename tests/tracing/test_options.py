@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pytracer
 from pytracer.errors import ConfigError
@@ -253,7 +254,7 @@ def test_steps_of_many_kinds() -> None:
 
 def test_schedules_like_torchs() -> None:
     # GIVEN torch's own schedule, one of the user, and invalid ones
-    schedule = pytest.importorskip("torch.profiler").schedule(wait=1, warmup=1, active=2)
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2)
     assert Options.checked({"schedule": schedule}).schedule is schedule
 
     class Action:

@@ -1,10 +1,10 @@
 """The search for the best settings: simulations of a coarse grid, then around the best."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Lock
 
 import numpy as np
 
@@ -136,26 +136,22 @@ class Search:
     def least_needing(self, tried: list[TriedSetting]) -> list[TriedSetting]:
         """Return the settings with the smallest device, in the order of what they need.
 
-        Settings that do not fit into `NEARLY` less than the best so far are not measured further,
-        and are left out: one simulation, which ends early, shows that.
+        Settings that do not fit into `NEARLY` more than the least are left out. What the first
+        ones need is measured before the others, and bounds them: one simulation, which ends early,
+        rejects most. No bound depends on which thread is faster, so neither does the answer.
         """
-        found: list[TriedSetting] = []
-        lock = Lock()
+        first, *others = sorted(tried, key=lambda each: each.rank)
+        found = [self._with_smallest_device(first)]
+        bound = _nearly(found)
 
-        def measure(one: TriedSetting) -> None:
-            with lock:
-                needs = [each.smallest_device_bytes or 0 for each in found]
-            bound = round(min(needs, default=0) * (1 + NEARLY))
-            if not needs or self._simulate(one, bound).ooms == 0:
-                measured = self._with_smallest_device(one, bound if needs else None)
-                with lock:
-                    found.append(measured)
+        def measured(one: TriedSetting) -> list[TriedSetting]:
+            is_rejected = self._simulate(one, bound).ooms > 0
+            return [] if is_rejected else [self._with_smallest_device(one, bound)]
 
-        candidates = sorted(tried, key=lambda each: each.rank)
-        measure(candidates[0])  # the first bound rejects most others
         with ThreadPoolExecutor(cores()) as pool:
-            list(pool.map(measure, candidates[1:]))
-        return sorted(found, key=lambda each: each.smallest_device_bytes or 0)
+            found += itertools.chain.from_iterable(pool.map(measured, others))
+        bound = _nearly(found)
+        return sorted((each for each in found if _device_bytes(each) <= bound), key=_device_bytes)
 
     def _with_smallest_device(self, tried: TriedSetting, bound: int | None = None) -> TriedSetting:
         """Bisect the memory that a setting needs; with `bound` bytes it is known to fit."""
@@ -182,6 +178,14 @@ class Search:
         limits = Limits(memory_bytes, None) if has_fraction else Limits(None, memory_bytes)
         rules = rules_under(tried.settings, self._recording)
         return simulate_recording(self._recording, rules, limits)
+
+
+def _device_bytes(tried: TriedSetting) -> int:
+    return tried.smallest_device_bytes or 0
+
+
+def _nearly(found: list[TriedSetting]) -> int:
+    return round(min(map(_device_bytes, found)) * (1 + NEARLY))
 
 
 def is_tight(own: TriedSetting) -> bool:

@@ -2,7 +2,9 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from allocator_workloads import WORKLOADS, constant, nearly_equal, pinned_segments, write
@@ -12,7 +14,7 @@ from reference_history import MIB
 
 from pytracer.analysis.requests import extract_recording
 from pytracer.reading import load
-from pytracer.recommendation import recommend, recommend_sweep
+from pytracer.recommendation import recommend, recommend_sweep, search
 from pytracer.recommendation.search import needed_bytes
 from pytracer.variables import format_settings
 
@@ -76,6 +78,28 @@ def test_no_setting_needs_a_smaller_device(
     assert least <= best * 1.012
     assert fits(recording, found.recommended.settings, least)
     assert least <= capacity
+
+
+RECORDINGS = Path(__file__).parents[1] / "screens/recordings"
+
+
+class LastFirst(ThreadPoolExecutor):
+    """Threads of which the last is the fastest."""
+
+    def map(self, function: Any, items: Any) -> Any:
+        return reversed([function(item) for item in reversed([*items])])
+
+
+def test_the_answer_does_not_depend_on_the_speed_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a recording that ran out of memory
+    path = RECORDINGS / "oom/varying_lengths.pickle.gz"
+    found = recommend(path)
+    # WHEN the simulations end in another order
+    monkeypatch.setattr(search, "ThreadPoolExecutor", LastFirst)
+    # THEN all figures are the same
+    assert recommend(path) == found
 
 
 def test_the_peak_itself_is_too_high(tmp_path: Path) -> None:

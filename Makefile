@@ -1,4 +1,4 @@
-# make demo | test | test-long | dev | lint | docs | shots | wheels | bench | hardware | fuzz | reliability |
+# make demo | test | test-long | dev | lint | docs | shots | screens | wheels | bench | hardware | fuzz | reliability |
 # soak | compare-simulator. Each makes what it needs, in virtual environments here.
 PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
@@ -18,7 +18,7 @@ INSTALL := install $(PIP_FLAGS) --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs shots bench clean
+.PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs shots screens bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
@@ -151,6 +151,11 @@ docs: .venv/build-tools
 shots: .venv/build-tools
 	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test]'
 	PYTHONPATH=tests/helpers .venv/bin/python tests/page/shots.py
+
+# What the commands say of the recordings in tests/screens: written anew, to be reviewed in the diff.
+screens: .venv/build-tools
+	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test]'
+	PYTHONPATH=tests/helpers .venv/bin/python tests/screens/screens.py
 
 # What each costs, into bench/results/, and the tables and the picture made of that. On other devices, a real one
 # too: `python bench --device cuda`, where pytracer is installed.

@@ -17,7 +17,6 @@ from pytracer.analysis.diff.compare import compare
 from pytracer.analysis.diff.summaries import summarise
 from pytracer.analysis.groups import who_holds
 from pytracer.analysis.report import DeviceReport, stats
-from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -87,12 +86,6 @@ def test_the_peak_has_the_categories_of_blocks_that_stayed(report: DeviceReport)
     assert found["activation"].owners == []
 
 
-def test_files_without_owners_have_no_categories() -> None:
-    for name in ("snapshot-1.4-cpu.pickle", "native/cuda-2.12.1.pickle"):
-        for device in stats(load(GOLDEN / name)).devices:
-            assert device.categories is None
-
-
 def test_a_file_without_a_trace_has_the_end(path: Path) -> None:
     content = pickle.loads(path.read_bytes())
     content["device_traces"] = [[]]
@@ -121,11 +114,6 @@ def test_groups_are_those_of_the_report(path: Path, report: DeviceReport) -> Non
         assert {key: size for key, size in found.items() if key[1] is not None} == owners
         assert sum(found.values()) == sum(usage.size_bytes for usage in expected)
         assert held.active_bytes == sum(usage.size_bytes for usage in expected)
-
-
-def test_a_file_without_owners_has_no_groups_by_category() -> None:
-    with pytest.raises(PytracerError, match=r"cpu.pickle has no owners of blocks, so no category"):
-        who_holds(load(GOLDEN / "snapshot-1.4-cpu.pickle"), by="category")
 
 
 def test_the_explanation_says_what_memory_was_for(path: Path, report: DeviceReport) -> None:

@@ -10,7 +10,6 @@ from pytracer.analysis import explain
 from pytracer.analysis.answer import Answer, Line, log_lines, text_lines
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.oom.kinds import FREED
-from pytracer.reading import load
 from pytracer.text import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -366,17 +365,6 @@ def test_blocks_older_than_the_trace_have_no_age() -> None:
     (found,) = explain(program.snapshot())
     (holder,) = found.holders
     assert (holder.site.count, holder.oldest_age, holder.newest_age) == (3, None, 0)
-
-
-def test_without_an_out_of_memory_the_peak_is_explained() -> None:
-    (found,) = explain(load(GOLDEN / "snapshot-1.4-cuda.pickle"), 0)
-    assert found.oom is None
-    assert found.verdicts == []
-    assert found.held_at == "peak"
-    answer = answer_of(found)
-    assert (answer.kind, answer.verdict) == ("none", "NO PROBLEM FOUND")
-    assert answer.texts("peak")[0].startswith("8.127 MiB")
-    assert found.holders[0].site.call_site is not None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from pytracer.analysis.groups import Group
 from pytracer.analysis.holder_names import folded
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.reading.to_json import to_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CUDA = GOLDEN / "snapshot-1.4-cuda.pickle"
@@ -87,21 +86,6 @@ def test_the_end_without_a_history() -> None:
     for by in ("phase", "step", "age"):
         with pytest.raises(PytracerError, match="only the state at the end"):
             who_holds(snapshot, by=by)
-
-
-def test_the_command() -> None:
-    result = invoke(CUDA, "--at", "peak", "--by", "line", "--depth", 1)
-    assert result.exit_code == 0
-    assert "cuda:0 at the peak: 8.127 MiB in use (event 37)." in result.output
-    rows = cells(result.output)
-    assert ["8.126 MiB", "8.125 MiB", "100%", "3", "train.py:5 forward"] in rows
-    assert ["", "", "", "", "← train.py:8 step"] in rows
-    # AND the JSON has all groups
-    document = json.loads(invoke(CUDA, "--by", "phase", "--json").output)
-    assert document["files"] == [to_json(who_holds(load(CUDA), by="phase"))]
-    # AND --top limits the rows
-    (*_, others) = cells(invoke(CUDA, "--at", "peak", "--top", 1, "--device", 0).output)
-    assert others[-1] == "(2 others)"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Test the layout of a device at any event, and what pins free memory there."""
 
-import json
 import pickle
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,7 +18,6 @@ from pytracer.analysis.moments import moment_of
 from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.snapshot import has_events
-from pytracer.reading.to_json import to_json
 from pytracer.text import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -153,14 +151,6 @@ def test_pages_of_expandable_segments() -> None:
     assert (second.segments, second.blocks, second.stuck_bytes) == (2, 2, 30 * MIB)
 
 
-def test_the_command() -> None:
-    output = invoke(CUDA, "--device", 0).output
-    assert output.startswith("device 0 when memory ran out: of 72 MiB reserved, 57.04 MiB are in")
-    assert "train.py:5 make keeps most: 1 segment of 20 MiB, with 3 blocks of 9 MiB" in output
-    document = json.loads(invoke(CUDA, "--device", 0, "--json").output)
-    assert document["files"] == [to_json(fragmentation(load(CUDA), 0))]
-
-
 def test_no_number_is_parted_from_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a file with several streams and pools, on a narrow terminal
     monkeypatch.setenv("COLUMNS", "80")
@@ -209,12 +199,6 @@ def test_moments() -> None:
     for wrong in ("13000", "-1", "x", "+x", "+nan", "+-1"):
         with pytest.raises(PytracerError, match=r"event|moment"):
             moment_of(data, wrong)
-
-
-def test_a_file_without_an_accelerator() -> None:
-    result = invoke(GOLDEN / "snapshot-1.4-cpu.pickle")
-    assert result.exit_code == 1
-    assert "the CPU has no segments" in result.output
 
 
 def test_a_page_that_was_mapped_between_others() -> None:

@@ -125,7 +125,3 @@ def test_the_table_of_phases_leaves_out_the_modules(tmp_path: Path) -> None:
     assert "loading" in table
     assert "Sequential" not in table
     assert "│ 0 " not in table
-
-
-def test_files_without_categories_have_no_table() -> None:
-    assert "What memory was for" not in output_of(GOLDEN / "snapshot-1.4-cpu.pickle")

@@ -33,7 +33,7 @@ def test_windows_never_mix(tmp_path: Path) -> None:
         for number in range(1 << 40):
             if stop.is_set():
                 return
-            if number > 50_000:
+            if number > 5_000:
                 time.sleep(0.01)  # on a slow machine the ring would overflow otherwise
             pool.append(torch.empty(64 * (number % 50) + seed, dtype=BYTE))
             if len(pool) > 20:

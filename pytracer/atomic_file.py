@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -68,6 +69,23 @@ def open_atomically(path: Path | int) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             _unfinished.discard(temporary)
+
+
+@contextlib.contextmanager
+def folders_of(path: Path) -> Iterator[None]:
+    """Make the folders of a file that the body writes.
+
+    If the body raises, the folders that were made are removed if they are empty.
+    """
+    missing = [*itertools.takewhile(lambda folder: not folder.exists(), path.parents)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

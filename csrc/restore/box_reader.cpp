@@ -15,8 +15,8 @@ namespace pytracer {
 
 BoxReader::BoxReader(int file) : file_(file) {
   const auto header = std::make_unique<BoxHeader>();
-  struct stat about {};
-  if (fstat(file, &about) != 0) throw IoError(errno, "cannot read the box", "");
+  struct stat before {}, about {};
+  if (fstat(file, &before) != 0) throw IoError(errno, "cannot read the box", "");
   const size_t size = read(0, header.get(), sizeof(BoxHeader));
   if (size != sizeof(BoxHeader) || std::memcmp(header->magic, BoxHeader::kMagic, sizeof(header->magic)) != 0) {
     throw Error("this is no box of pytracer's");
@@ -26,6 +26,8 @@ BoxReader::BoxReader(int file) : file_(file) {
                 std::to_string(header->layout) + " instead of " + std::to_string(BoxHeader::kLayout));
   }
   is_cut_ = header->is_cut.load() != 0;
+  if (fstat(file, &about) != 0) throw IoError(errno, "cannot read the box", "");
+  uint64_t sum = 0;
   for (const BoxEntry& entry : header->entries) {
     const BoxKind kind = entry.kind.load();
     const auto end = static_cast<uint64_t>(about.st_size);
@@ -35,6 +37,12 @@ BoxReader::BoxReader(int file) : file_(file) {
                        entry.count.load(), entry.first, entry.serial,
                        static_cast<uint64_t>(reinterpret_cast<const char*>(&entry) -
                                              reinterpret_cast<const char*>(header.get()))});
+    sum += backed;
+  }
+  // A live process may have given space back meanwhile.
+  const uint64_t stored = 512 * static_cast<uint64_t>(std::max(before.st_blocks, about.st_blocks));
+  if (sum > kSpare + kMostGrowth * stored) {
+    throw Error("its tables have " + std::to_string(sum) + " bytes, and the file " + std::to_string(stored));
   }
 }
 
@@ -73,8 +81,10 @@ std::vector<std::string> BoxReader::names(BoxKind kind, int device, uint32_t num
   if (rows == nullptr || text == nullptr) return {};
   const std::vector<char> bytes = items<char>(text, 0, text->count);
   std::vector<std::string> names;
+  uint64_t left = bytes.size();  // all strings together: they lie one after another
   for (const InternTable::String& row : items<InternTable::String>(rows, 1, rows->count + 1)) {
-    const bool is_whole = row.begin <= bytes.size() && row.size <= bytes.size() - row.begin;
+    const bool is_whole = row.begin <= bytes.size() && row.size <= std::min(bytes.size() - row.begin, left);
+    if (is_whole) left -= row.size;
     names.emplace_back(is_whole ? std::string(bytes.data() + row.begin, row.size) : std::string());
   }
   return names;

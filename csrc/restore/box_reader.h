@@ -1,6 +1,7 @@
 // Reads the arrays of a box (support/box.h), which another process may be writing, or has left.
 //
-// A box is untrusted: whatever it says, reading stays within the file and the bounds below.
+// A box is untrusted: whatever it says, reading stays within the file and the bounds below. So memory is
+// bounded by what the file takes on its disk.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace pytracer {
 
 class BoxReader {
  public:
-  // Throws Error: the file is no box of this version; IoError.
+  // Throws Error: the file is no box of this version, or its tables are far larger than it; IoError.
   explicit BoxReader(int file);
 
   struct Array {
@@ -60,6 +61,8 @@ class BoxReader {
   size_t read(uint64_t offset, void* to, size_t size) const;  // returns how many bytes there were
 
   static constexpr uint64_t kMaxArrayBytes = uint64_t{1} << 32;
+  // A copy may have holes where a table was not written, or be compressed by its file system.
+  static constexpr uint64_t kSpare = 16 << 20, kMostGrowth = 4;
   const int file_;
   bool is_cut_ = false;
   std::vector<Array> arrays_;

@@ -3,9 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "support/utf8.h"
+
 namespace pytracer {
 
 namespace {
+
+constexpr int kMostRounds = 8;
+constexpr uint32_t kMostNested = 4096;  // frames and links in each other; a walk has fewer
 
 struct Tree {
   uint64_t serial;
@@ -18,17 +23,21 @@ struct Tree {
   }
 };
 
-// The first node that cannot be, or the number of nodes. All readers end at a node without a frame.
+// The first node that cannot be, or the number of nodes. All readers end at a node without a frame. Links to
+// the stacks of `all` are sound.
 size_t first_damaged(const Tree& tree, size_t node_types, size_t phases, const std::vector<Tree>& all) {
   const auto& nodes = tree.rows.nodes;
   const auto is_known = [&](uint32_t stack) {
     return std::any_of(all.begin(), all.end(), [&](const Tree& each) { return each.has(stack); });
   };
+  std::vector<uint32_t> nested(nodes.size() + 1);  // by number
   for (size_t i = 0; i < nodes.size(); ++i) {
     const uint32_t frame = nodes[i].frame;
     if (frame == 0) continue;  // a base
     const uint32_t outer = CallTree::outer_of(nodes[i]);
     if (outer > i) return i;  // node i has the number i + 1
+    nested[i + 1] = nested[outer] + 1;
+    if (nested[i + 1] > kMostNested) return i;
     if (!StackLink::is_link(frame)) {
       const bool is_in_link = outer != 0 && StackLink::is_link(nodes[outer - 1].frame);
       if (frame > tree.rows.frames.size() || is_in_link) return i;
@@ -62,6 +71,7 @@ std::shared_ptr<StackTable> restored_stacks(const BoxReader& box, size_t node_ty
   if (trees.size() > 2) trees.resize(2);  // the others were kept by readers
   for (Tree& tree : trees) {
     auto& [codes, frames, nodes, names] = tree.rows;
+    for (std::string& name : names) name = to_utf8(name, Surrogates::allowed);
     for (CallTree::Code& code : codes) {
       if (code.filename > names.size()) code.filename = 0;
       if (code.name > names.size()) code.name = 0;
@@ -70,10 +80,11 @@ std::shared_ptr<StackTable> restored_stacks(const BoxReader& box, size_t node_ty
       if (frame.code > codes.size()) frame.code = 0;
     }
   }
-  for (bool is_sound = false; !is_sound;) {  // links may lead to what is left out in another tree
+  bool is_sound = false;
+  for (int round = 0; !is_sound; ++round) {  // links may lead to what is left out in another tree
     is_sound = true;
     for (Tree& tree : trees) {
-      const size_t sound = first_damaged(tree, node_types, phases, trees);
+      const size_t sound = first_damaged(tree, node_types, phases, round < kMostRounds ? trees : std::vector<Tree>());
       is_sound &= sound == tree.rows.nodes.size();
       tree.rows.nodes.resize(sound);
     }

@@ -11,11 +11,13 @@
 #include "restore/restored_stacks.h"
 #include "session/box_notes.h"
 #include "support/error.h"
+#include "support/utf8.h"
 
 namespace pytracer {
 
 namespace {
 
+constexpr ptrdiff_t kMostReferences = 16;
 constexpr size_t kNumberBytes = 2;  // before a name, once or twice
 
 uint16_t number_at(const std::string& row, size_t place) noexcept {
@@ -39,7 +41,10 @@ size_t restore_node_types(const BoxReader& box) {
   static std::deque<std::string> mangled;  // whose addresses are the types
   size_t count = 0;
   for (const std::string& row : box.names(BoxKind::node_types)) {
-    mangled.push_back(name_after(row, kNumberBytes));
+    mangled.push_back(to_utf8(name_after(row, kNumberBytes)));
+    // Each back reference of a mangled name may double its text.
+    const std::string& name = mangled.back();
+    if (std::count(name.begin(), name.end(), '_') > kMostReferences) mangled.back().clear();
     count = std::max<size_t>(count, NodeTypes::instance().number_of(mangled.back().c_str()));
   }
   return count;
@@ -170,7 +175,8 @@ class Restored {
       view_.end = std::max(view_.end, event.ticks);
     }
     const auto size = static_cast<uint32_t>(std::max<size_t>(held.size(), 1));
-    view.begin = array->first;
+    // Events are numbered from the process's first one on, and this ring may be a later one.
+    view.begin = 0;
     view.first = first;
     view.capture.end = array->count;
     view.capture.ring = std::make_shared<RingBuffer>(size, first, held);
@@ -263,7 +269,7 @@ std::vector<DeviceNow> devices_now(const BoxReader& box) {
       head = box.count_now(array);
       if (head == before) break;
     }
-    devices.push_back({array.device, head - std::min(head, array.first), allocated,
+    devices.push_back({array.device, head, allocated,
                        bytes(BoxKind::segments, array.device),
                        peak(latest_events(box, array, head).second, allocated)});
   }

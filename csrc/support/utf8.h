@@ -34,9 +34,9 @@ inline bool is_utf8(std::string_view text, Surrogates surrogates = Surrogates::r
 }
 
 // Returns the text; if it is not UTF-8 (C++ may have made it), with ? for all that is not ASCII.
-inline std::string to_utf8(std::string_view text) {
+inline std::string to_utf8(std::string_view text, Surrogates surrogates = Surrogates::refused) {
   std::string result(text);
-  if (!is_utf8(text)) {
+  if (!is_utf8(text, surrogates)) {
     std::replace_if(result.begin(), result.end(),
                     [](char c) { return static_cast<signed char>(c) < 0; }, '?');
   }

@@ -74,14 +74,16 @@ def _boxes() -> Iterator[tuple[int, Path]]:
 
 
 def _devices(pid: int, path: Path, folders: Set[Path] | None) -> Iterator[LiveDevice]:
-    with opened(path) as (box, described):
-        if not described:  # it has written all
+    with opened(path) as found:
+        if found is None:
             return
-        output = Path(os.path.realpath(described["folder"]))
-        if folders is not None and folders.isdisjoint((output, *output.parents)):
+        box, described = found
+        output = described.output
+        if folders is not None and (
+            output is None or folders.isdisjoint((output, *output.parents))
+        ):
             return
-        about = described["metadata"]
-        accelerator = next((name for name in about["backends"] if name != "cpu"), "device")
+        accelerator = described.accelerator
         for now in box.devices:
             is_cpu = now["device"] == _core.CPU_DEVICE
             is_host = now["device"] == _core.HOST_DEVICE
@@ -89,7 +91,7 @@ def _devices(pid: int, path: Path, folders: Set[Path] | None) -> Iterator[LiveDe
                 continue
             yield LiveDevice(
                 pid,
-                about["rank"],
+                described.about.rank,
                 "cpu" if is_cpu else "host" if is_host else f"{accelerator}:{now['device']}",
                 box.last_step,
                 now["recorded"],

@@ -15,6 +15,7 @@ import fcntl
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,19 +77,70 @@ def _make_in(at: int, folder: Path) -> tuple[int, Path]:
     raise AssertionError
 
 
-def remove(path: Path) -> None:
-    """Remove a box, and folders that were made for it and are empty. Never raises."""
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    """Open a folder of boxes for its entries. It is this user's own, and no link: somebody else's
+    folder may have a link to this user's boxes, which belong to another output.
+    """
+    at = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(at).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "another user's folder", os.fspath(path))
+        yield at
+    finally:
+        os.close(at)
+
+
+def open_box(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a box, which may be any file, and return its descriptor.
+
+    Raises:
+        OSError: It cannot be opened, is not a regular file of this user's, or is behind a link.
+    """
+    with _folder(path.parent) as at:
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(path.name, flags, dir_fd=at)
+    info = os.fstat(file)
+    if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
+        return file
+    os.close(file)
+    raise PermissionError(errno.EPERM, "not a file of this user's", os.fspath(path))
+
+
+def remove(path: Path) -> bool:
+    """Remove a box, and folders that were made for it and are empty. Never raises.
+
+    Returns:
+        Whether the box is gone.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError), _folder(path.parent) as at:
+            os.unlink(path.name, dir_fd=at)
+    except OSError:
+        return False
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
         path.parent.rmdir()
         for folder in _made_for.pop(path, []):
             folder.rmdir()
+    return True
+
+
+def empty(path: Path) -> bool:
+    """Empty a box of a process that is gone; return whether it is empty. Never raises."""
+    with contextlib.suppress(OSError):
+        file = open_box(path, os.O_WRONLY)
+        try:
+            os.ftruncate(file, 0)
+            return True
+        finally:
+            os.close(file)
+    return False
 
 
 def set_aside(path: Path) -> None:
     """Rename a box that cannot be read, so that nobody tries again. Never raises."""
-    with contextlib.suppress(OSError):
-        path.rename(path.with_suffix(UNREADABLE))
+    with contextlib.suppress(OSError), _folder(path.parent) as at:
+        os.rename(path.name, path.with_suffix(UNREADABLE).name, src_dir_fd=at, dst_dir_fd=at)
 
 
 def left(folder: Path, suffix: str = ".box") -> list[Path]:
@@ -97,13 +149,13 @@ def left(folder: Path, suffix: str = ".box") -> list[Path]:
     Of other containers' processes, only the lock on the box tells whether they are (`claimed`).
     """
     found = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
+    with contextlib.suppress(OSError), _folder(folder) as at:
+        for entry in os.scandir(at):
             info = entry.stat(follow_symlinks=False)
-            is_file = entry.is_file(follow_symlinks=False) and info.st_uid == os.geteuid()
+            is_file = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
             is_file = is_file and entry.name.endswith(suffix)
             if is_file and (name := _NAME.fullmatch(entry.name)) and _is_gone(*name.groups()):
-                found.append((info.st_mtime_ns, Path(entry.path)))
+                found.append((info.st_mtime_ns, folder / entry.name))
     return [path for _, path in sorted(found)]
 
 
@@ -111,7 +163,7 @@ def left(folder: Path, suffix: str = ".box") -> list[Path]:
 def claimed(path: Path) -> Iterator[bool]:
     """Have a box that nobody else has; False: somebody has, or has removed it."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_box(path)
     except OSError:
         yield False
         return
@@ -119,7 +171,7 @@ def claimed(path: Path) -> Iterator[bool]:
         is_mine = False
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_mine = os.path.samestat(os.stat(path), os.fstat(file))
+            is_mine = os.path.samestat(os.lstat(path), os.fstat(file))
         yield is_mine
     finally:
         os.close(file)

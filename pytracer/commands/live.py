@@ -98,8 +98,9 @@ def command(
             "device, are found"
         )
     if dump:
+        folders = [each for each in wanted if isinstance(each, Path)]
         for box in dict.fromkeys(device.box for device in devices):
-            path = snapshot_of_live(Path(box))
+            path = snapshot_of_live(Path(box), folders)
             if path is not None:
                 click.echo(f"wrote {printable(str(path))}")
         return

@@ -4,6 +4,9 @@ import contextlib
 import re
 from pathlib import Path
 
+_COUNTER = re.compile(r"/sys/fs/cgroup/([^\0]*/)?memory\.events")
+_MOST_BYTES = 4096
+
 Kills = tuple[str, int]  # the file that counts, and how many there were
 
 
@@ -20,13 +23,14 @@ def kills() -> Kills | None:
 
 
 def has_killed(before: Kills | None) -> bool | None:
-    """Return whether there were more kills since; None: unknown."""
-    now = None if before is None else _count(Path(before[0]))
+    """Return whether there were more kills since; None: unknown. `before` may name any file."""
+    is_counter = before is not None and _COUNTER.fullmatch(before[0]) and ".." not in before[0]
+    now = _count(Path(before[0])) if before is not None and is_counter else None
     return None if before is None or now is None or now < before[1] else now > before[1]
 
 
 def _count(file: Path) -> int | None:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+    with contextlib.suppress(OSError, ValueError), open(file, "rb", buffering=0) as counters:
+        found = re.search(rb"^oom_kill (\d{1,18})$", counters.read(_MOST_BYTES), re.MULTILINE)
         return None if found is None else int(found[1])
     return None

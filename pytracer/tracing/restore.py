@@ -1,97 +1,152 @@
 """The program that writes a snapshot from a box: `pytracer.boxes.restoring` runs it.
 
-`python -m pytracer.tracing.restore BOX EVENT WHEN` prints a JSON object as its last line: `path` of
-the snapshot, or null if the process had used no device or had written all, or if somebody else
-reads the box; `who`, as in "rank 3 (process 7 of host) in step 12"; and `is_by_oom_killer`. The
-event is "killed", and the box is removed then; or "demand" of a live process.
+`python -m pytracer.tracing.restore BOX FOLDER EVENT WHEN` writes a snapshot into FOLDER, and prints
+a JSON object as its last line: `path` of the snapshot, or null if the process had used no device or
+had written all, or if somebody else reads the box; `who`, as in "rank 3 (process 7 of host) in step
+12"; and `is_by_oom_killer`. Or `problem`: why nothing was written.
+
+The event is "killed" or, of a live process, "demand". The box of a killed process is removed when
+its snapshot could be read. A box that nobody can read is set aside. What only this process could
+not do, for want of memory, files or space, is tried again the next time.
 """
 
 import contextlib
 import itertools
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from pytracer.atomic_file import open_atomically
+from pytracer import _core
+from pytracer.atomic_file import folders_of, open_output
 from pytracer.boxes import places
-from pytracer.boxes.opening import opened
+from pytracer.boxes.description import Description
+from pytracer.boxes.opening import DamagedBoxError, opened
 from pytracer.errors import PytracerError
+from pytracer.reading.reader import load
 from pytracer.tracing import cgroup
 from pytracer.tracing.source_lines import source_lines
 
 MISSING = ["owners", "statistics", "settings", "phases"]
 """What only the living process could have said."""
 
+SECONDS, BYTES_PER_SECOND = 10, 2**22
+"""How much processor time a box may take, and how much longer for its size."""
+
 _NOTHING = {"path": None, "who": "", "is_by_oom_killer": False}
 
 
 def main() -> None:
     """Write the snapshot; see the module."""
-    box, event, when = sys.argv[1:]
+    box, folder, event, when = sys.argv[1:]
     path = Path(box)
-    if event != "killed":
-        print(json.dumps(restored(path, event, when)))
-        return
-    with places.claimed(path) as is_mine:
-        result = _NOTHING
-        if is_mine:
-            try:
-                result = restored(path, event, when)
-            except (PytracerError, ValueError):
-                places.set_aside(path)
-                raise
-            places.remove(path)
+    try:
+        if event != "killed":
+            result = restored(path, Path(folder), event, when)
+        else:
+            with places.claimed(path) as is_mine:
+                result = _moved(path, Path(folder), when) if is_mine else _NOTHING
+    except (OSError, MemoryError, PytracerError) as error:  # messages of a PytracerError are whole
+        is_whole = isinstance(error, PytracerError)
+        reason = str(error) or "there is not enough memory"
+        result = {"problem": reason if is_whole else f"cannot read {path}: {reason}"}
     print(json.dumps(result))
 
 
-def restored(path: Path, event: str, when: str) -> dict[str, Any]:
+def _moved(path: Path, folder: Path, when: str) -> dict[str, Any]:
+    """Write the snapshot of a box, and remove the box."""
+    try:
+        result = restored(path, folder, "killed", when)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, PytracerError) and not isinstance(error, DamagedBoxError):
+            raise
+        places.set_aside(path)
+        raise DamagedBoxError(f"{path} cannot be read: {error}") from error
+    # Else the next command would write another file.
+    if not places.remove(path) and not places.empty(path):
+        if result["path"] is not None:
+            _remove(Path(result["path"]))
+        raise PytracerError(f"cannot remove {path}, so no snapshot was made of it")
+    return result
+
+
+def restored(path: Path, folder: Path, event: str, when: str) -> dict[str, Any]:
     """Write the snapshot of a box, and return what the program prints."""
-    with opened(path) as (box, described):
-        result = dict(_NOTHING)
-        if not described:
-            return result
-        (depth, context, forward), about = described["recording"], described["metadata"]
-        view = box.view(depth, context, forward, places.boot_of(path) == places.boot())
-        if described["only_if_used"] and not view.used_devices:
-            return result
-        about = {**about, "written_ns": time.time_ns(), "current_step": box.last_step}
+    with opened(path) as found:
+        if found is None:
+            return _NOTHING
+        box, described = found
+        _limit_processor_time(path)
+        is_same_boot = places.boot_of(path) == places.boot()
+        view = _view(box, described, is_same_boot)
+        if described.is_only_if_used and not view.used_devices:
+            return _NOTHING
+        about = dict(described.about.as_written)
+        about |= {"written_ns": time.time_ns(), "current_step": box.last_step}
+        by_oom_killer = None
         if event == "killed":
-            by_oom_killer = result["is_by_oom_killer"] = cgroup.has_killed(described["cgroup"])
-            about["waiting"] = False
-            about["killed"] = {
-                "by_oom_killer": by_oom_killer,
-                "is_cut": box.is_cut,
-                "missing": MISSING,
-            }
-        about["format_version"] = tuple(about["format_version"])
-        about["source_lines"] = source_lines(view, {}, about["torch_folders"])
-        devices = {int(index): sizes for index, sizes in described["devices"].items()}
-        output = _unused(path, described, event, when)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomically(output) as file:
-            view.write(file.fileno(), os.fsencode(output), about, devices)
-        who = f"process {about['pid']} of {about['host']}"
-        if about["rank"] is not None:
-            who = f"rank {about['rank']} ({who})"
-        if box.last_step:
-            who += f" in step {box.last_step}"
-        return {**result, "path": os.fspath(output), "who": who}
+            by_oom_killer = cgroup.has_killed(described.kills)
+            killed = {"by_oom_killer": by_oom_killer, "is_cut": box.is_cut, "missing": MISSING}
+            about |= {"waiting": False, "killed": killed}
+        about["source_lines"] = source_lines(view, {}, [*described.about.torch_folders])
+        output = _unused(folder / described.file(event, when))
+        _write(output, view, about, described)
+        who = described.who + (f" in step {box.last_step}" if box.last_step else "")
+        return {"path": os.fspath(output), "who": who, "is_by_oom_killer": by_oom_killer}
 
 
-def _unused(box: Path, described: dict[str, Any], event: str, when: str) -> Path:
-    """Return a path that no file has, in the folder that the box is in now."""
-    folder = Path(described["folder"])
-    if box.parent.name == places.FOLDER:  # which may have been moved, or be another container's
-        folder = box.parent.parent
-    before, between, after = described["path"]
-    first = folder / f"{before}{event}{between}{when}{after}"
+def _view(box: _core.Box, described: Description, is_same_boot: bool) -> _core.View:
+    depth, context = described.stack_depth, described.context
+    try:
+        return box.view(depth, context, described.has_forward_stacks, is_same_boot)
+    except PytracerError as error:  # there is no address space
+        raise MemoryError(str(error)) from error
+
+
+def _write(output: Path, view: _core.View, about: dict[str, Any], described: Description) -> None:
+    sizes = {index: {"total_bytes": size} for index, size in described.total_bytes.items()}
+    try:
+        with folders_of(output):
+            with open_output(output) as file:
+                view.write(file.fileno(), os.fsencode(output), about, sizes)
+            try:
+                load(output)
+            except BaseException:
+                output.unlink()
+                raise
+    except OSError as error:
+        raise PytracerError(f"cannot write {output}: {error.strerror or error}") from error
+    except PytracerError as error:
+        if isinstance(error.__cause__, OSError | MemoryError):
+            raise
+        raise DamagedBoxError(str(error)) from error
+
+
+def _remove(output: Path) -> None:
+    with contextlib.suppress(OSError):
+        output.unlink()
+        output.parent.rmdir()  # unless it has other files
+
+
+def _limit_processor_time(path: Path) -> None:
+    """Have the kernel end this process if a box was made to take long."""
+    before, most = resource.getrlimit(resource.RLIMIT_CPU)
+    seconds = SECONDS + path.stat().st_blocks * 512 // BYTES_PER_SECOND
+    if before == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, most))
+
+
+def _unused(first: Path) -> Path:
+    """Return a path that no file has."""
     for number in itertools.count(1):
         end = f"_{number}" if number > 1 else ""
         path = first.with_name(f"{first.stem}{end}{first.suffix}")
-        if not path.exists():
+        if not os.path.lexists(path):
             return path
     raise AssertionError
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from pytracer.atomic_file import folders_of
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.text import brief
@@ -235,16 +236,12 @@ class Files:
         If the body raises, the file does not count, and the directories that were made for it are
         removed if they are empty.
         """
-        missing = [*itertools.takewhile(lambda folder: not folder.exists(), path.parents)]
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield
+            with folders_of(path):
+                yield
         except BaseException:
             self._kept.pop(path, None)
             _claimed.pop(path, None)  # the name is free
-            with contextlib.suppress(OSError):
-                for directory in missing:
-                    directory.rmdir()
             raise
 
     def written(self, path: Path) -> None:

@@ -42,8 +42,8 @@ READING = (
     "analysis",
     "reading",
 )
-# A tracer explains its own snapshots, and an integration reads them.
-LIVE = ("integrations", "tracing", "page", "simulator", "analysis", "reading")
+# A tracer explains its own snapshots, an integration reads them, and a box has the metadata of one.
+LIVE = ("integrations", "tracing", "boxes", "page", "simulator", "analysis", "reading")
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
 # without the compiled core, may import only the second group.

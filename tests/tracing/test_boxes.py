@@ -308,55 +308,6 @@ def test_killed_runs_of_one_file_keep_their_snapshots(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-READ_DAMAGED = """
-import os, random, struct, sys
-from pytracer import _core
-whole = open(sys.argv[1], "rb")
-header = whole.read(32 * 1024)
-entries = [header[at : at + 64] for at in range(128, len(header), 64)]
-parts = [(0, header)]
-for entry in entries:
-    kind, offset, backed = struct.unpack_from("<I12xQ8xQ", entry)
-    whole.seek(offset)
-    if kind and backed:
-        parts.append((offset, whole.read(backed)))
-for seed in range(int(sys.argv[2])):
-    chosen = random.Random(seed)
-    if os.fork() == 0:
-        file = os.memfd_create("box")
-        for offset, part in parts:
-            os.pwrite(file, part, offset)
-        for _ in range(chosen.choice([1, 10, 100])):
-            offset, part = chosen.choice(parts)
-            at = chosen.randrange(min(len(part), chosen.choice([8, 256, 8192])))
-            byte = chosen.choice([0, 1, 127, 255, chosen.randrange(256)])
-            os.pwrite(file, bytes([byte]), offset + at)
-        if chosen.random() < 0.1:
-            os.ftruncate(file, chosen.randrange(2**20))
-        try:
-            box = _core.Box(file)
-            box.description, box.last_step
-            box.view(32, 3, True, True).to_bytes({}, {})
-        except Exception as error:
-            os._exit(3)
-        os._exit(4)
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-def test_damaged_boxes_are_refused_or_read(tmp_path: Path) -> None:
-    # GIVEN a box
-    run(START + "os.kill(os.getpid(), 9)", cwd=tmp_path)
-    [box] = boxes(tmp_path)
-    # WHEN it is changed in any way, and read
-    count = amount(200, 100_000)
-    # In a new process, whose forks are cheap.
-    done = run(READ_DAMAGED, box, count, cwd=tmp_path, timeout=3600, new=True)
-    # THEN each reading ends by itself, and there are both results
-    codes = [int(code) for code in done.stdout.split()]
-    assert (len(codes), {*codes}) == (count, {3, 4}), done.stderr
-
-
 def test_boxes_that_nobody_reads_do_not_pile_up(tmp_path: Path) -> None:
     # GIVEN more boxes than are kept, of processes that are gone
     folder = tmp_path / "out" / places.FOLDER

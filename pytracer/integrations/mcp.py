@@ -15,9 +15,13 @@ from typing import Any
 from pytracer.child_process import python_command, run_captured
 from pytracer.errors import PytracerError
 from pytracer.integrations import packages
+from pytracer.reading.files import FOLLOWS_NO_LINKS
+from pytracer.text import brief, printable
 
 SECONDS = 300  # how long an answer may take
 MAX_TEXT = 40_000  # how many characters of an answer are sent
+MAX_ERROR = 1_000  # and of an error
+MAX_ARGUMENT = 10_000  # how many characters a tool takes
 
 
 def server(folders: Sequence[str]) -> Any:
@@ -38,16 +42,23 @@ def server(folders: Sequence[str]) -> Any:
         from mcp.server.mcpserver.exceptions import ToolError
 
     def allowed(path: str) -> str:
-        found = Path(path).resolve()
+        try:
+            found = Path(path).resolve()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ToolError(f"{brief(path)} is not a path: {error}") from None
         if not any(found.is_relative_to(root) for root in roots):
-            raise ToolError(f"{path} is not below {' or '.join(map(str, roots))}")
+            raise ToolError(f"{brief(path)} is not below {' or '.join(map(str, roots))}")
         return str(found)
 
     async def answer(*arguments: str) -> str:
         try:
+            if sum(map(len, arguments)) > MAX_ARGUMENT:
+                raise PytracerError(f"the arguments have more than {MAX_ARGUMENT:,} characters")
             return await asyncio.to_thread(_answer, arguments)
-        except (PytracerError, subprocess.TimeoutExpired) as error:
-            raise ToolError(str(error)) from None
+        except subprocess.TimeoutExpired:
+            raise ToolError(f"the answer takes more than {SECONDS} s") from None
+        except (PytracerError, OSError, ValueError) as error:
+            raise ToolError(printable(str(error))[:MAX_ERROR]) from None
 
     async def show(path: str, by: str | None = None, leaks: bool = False) -> str:
         """Why memory ran out, who holds it, whether it leaks, and what to change.
@@ -96,7 +107,7 @@ def _answer(arguments: Sequence[str]) -> str:
         PytracerError: It fails; the message is its last line.
         subprocess.TimeoutExpired: It takes too long.
     """
-    environment = {**os.environ, "COLUMNS": "200", "PYTRACER": "0"}
+    environment = {**os.environ, "COLUMNS": "200", "PYTRACER": "0", FOLLOWS_NO_LINKS: "1"}
     done = run_captured(python_command("pytracer", *arguments), SECONDS, environment, "/")
     text = done.stdout.strip()
     if done.returncode and not text:

@@ -4,19 +4,27 @@ The layout is that of `pytracer.tracing.snapshot_files`: verl's in a directory
 (`step3/torch_memory_rank0_pid7.pickle`), or next to a file (`name.rank0.step3.pickle`).
 """
 
+import contextlib
 import os
 import re
+import select
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from pytracer.errors import PytracerError
 
 SUFFIXES = (".pickle", ".pickle.gz", ".pickle.zst", ".pkl", ".pkl.gz", ".pkl.zst")
 """The suffixes of snapshots' names."""
 
+FOLLOWS_NO_LINKS = "PYTRACER_FOLLOWS_NO_LINKS"
+"""Variable that the agents' server sets for commands: what they read lies in the folder itself."""
+
+_FOLDER_ALONE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIPE_PATIENCE_S = 10
 _MOST_SOURCE_BYTES = 2**20
 
 # Numbers that fit into the columns of an exported table: 64 bits, and 32 bits for ranks.
@@ -222,13 +230,51 @@ def _inside(directory: Path, on_error: OnError | None) -> list[Path]:
 def is_special(path: "os.PathLike[str]") -> bool:
     """Return whether a file, or what a link leads to, is neither a regular file nor unknown.
 
+    With `FOLLOWS_NO_LINKS`, a link is special, too.
+
     Opening a FIFO waits for its other end. Whoever may write to a folder can put one there. A file
     whose kind is unknown, such as a link to a missing one, is no special file: reading it fails.
     """
     try:
-        return not stat.S_ISREG(os.stat(path).st_mode)
+        info = os.stat(path, follow_symlinks=FOLLOWS_NO_LINKS not in os.environ)
+        return not stat.S_ISREG(info.st_mode)
     except OSError:
         return False
+
+
+def open_snapshot(path: "str | os.PathLike[str]") -> BinaryIO:
+    """Open a file for reading. Where `FOLLOWS_NO_LINKS` is set, it is regular and behind no link.
+
+    Raises:
+        OSError: It cannot be opened.
+        PytracerError: Nobody writes to the named pipe that it is.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    is_strict = FOLLOWS_NO_LINKS in os.environ
+    with contextlib.ExitStack() as folders:
+        at, name = None, os.fspath(path)
+        if is_strict:
+            *above, name = os.path.abspath(path).split("/")
+            for folder in above:
+                at = os.open(folder or "/", _FOLDER_ALONE, dir_fd=at)
+                folders.callback(os.close, at)
+            flags |= os.O_NOFOLLOW
+        file = os.open(name, flags, dir_fd=at)
+    try:
+        mode = os.fstat(file).st_mode
+        if is_strict and not stat.S_ISREG(mode):
+            raise PytracerError(f"cannot read {path}: it is not a regular file")
+        # A program that writes to a named pipe may come later; that to another one is there.
+        if stat.S_ISFIFO(mode) and not os.path.realpath(path).startswith("/proc/"):
+            pipe = select.poll()
+            pipe.register(file, select.POLLIN)
+            if not pipe.poll(1000 * _PIPE_PATIENCE_S):
+                raise PytracerError(f"cannot read {path}: no program writes to this pipe")
+        os.set_blocking(file, True)
+        return open(file, "rb", buffering=0)
+    except BaseException:
+        os.close(file)
+        raise
 
 
 def _natural(path: Path) -> list[list[str | int]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
+from pytracer.reading.files import open_snapshot
 from pytracer.reading.metadata import file_metadata
 from pytracer.reading.snapshot import (
     Allocations,
@@ -85,7 +86,7 @@ def load(source: str | Path | bytes, name: str = "the snapshot") -> Snapshot:
     times = 0
     try:
         with (
-            io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb", 0) as raw,
+            io.BytesIO(source) if isinstance(source, bytes) else open_snapshot(source) as raw,
             io.BufferedReader(counted := _Counted(raw)) as file,
             _decompressed(file, counted, path) as content,
         ):

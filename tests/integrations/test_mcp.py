@@ -1,6 +1,7 @@
 """Test the server for agents with the SDK's own client, on recordings of known answers."""
 
 import asyncio
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -69,6 +70,31 @@ def test_an_agent_gets_the_answers(tmp_path: Path) -> None:
     for text in texts[7:9]:
         assert f"is not below {folder}" in text
     assert "Invalid value for '--by'" in texts[9]
+
+
+def test_an_agent_stays_in_the_folder(tmp_path: Path) -> None:
+    # GIVEN a folder with a recording, a link to one elsewhere, links to folders, and a pipe
+    folder, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    (folder / "linked").mkdir(parents=True)
+    (folder / "piped").mkdir()
+    elsewhere.mkdir()
+    fine = recorded(lambda *_: None, steps=30).write(folder / "fine.pickle")
+    secret = recorded(lambda program, _: program.alloc(MIB, LOG), steps=30)
+    (folder / "linked" / "a.pickle").symlink_to(secret.write(elsewhere / "secret.pickle"))
+    (folder / "linked" / "b").symlink_to(elsewhere)
+    os.mkfifo(folder / "piped" / "a.pickle")
+    # WHEN a client asks for what is not there, or for what is no path
+    paths = ["linked", "linked/b", "piped", "piped/a.pickle", "x\0y", "x" * 100_000, "y/" * 4000]
+    calls = [("show", {"path": str(folder / path)}) for path in paths]
+    calls.append(("show", {"path": str(fine), "by": "\0"}))
+    calls.append(("show", {"path": str(fine), "by": "x" * 200_000}))
+    results = asyncio.run(ask([folder], calls))
+    # THEN nothing elsewhere is read, nothing waits, and each error says briefly what is wrong
+    texts = [result.content[0].text for result in results]
+    assert [result.is_error for result in results] == [True] * len(calls), texts
+    assert [text for text in texts if not 0 < len(text) < 1200] == []
+    assert [text for text in texts if "LEAK" in text or "train.py" in text] == []
+    assert "not a regular file" in texts[3]
 
 
 class _Evil:

@@ -16,7 +16,7 @@ import reference_reader
 from snapshot_equality import assert_same
 
 from pytracer.errors import PytracerError
-from pytracer.reading import load
+from pytracer.reading import files, load
 from pytracer.reading.metadata import FileMetadata
 from pytracer.reading.snapshot import ALLOCATED, INACTIVE, NO_TIME, PENDING_FREE, Frame
 
@@ -446,6 +446,30 @@ def test_a_pipe(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(path.write_bytes, pickle.dumps(SNAPSHOT))
         assert_same(load(path), reference_reader.convert(SNAPSHOT))
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PIPE_PATIENCE_S", 0.1)
+    os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(PytracerError, match="no program writes to this pipe"):
+        load(path)
+
+
+@pytest.mark.parametrize("place", ["link.pickle", "folder/a.pickle", "pipe"])
+def test_no_link_is_followed_for_an_agent(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a file, a link to it, a link to its folder, and a pipe
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(SNAPSHOT))
+    (tmp_path / "link.pickle").symlink_to("a.pickle")
+    (tmp_path / "folder").symlink_to(".")
+    os.mkfifo(tmp_path / "pipe")
+    # WHEN the agents' server reads THEN only the file is read, and found
+    monkeypatch.setenv(files.FOLLOWS_NO_LINKS, "1")
+    load(tmp_path / "a.pickle")
+    assert files.find([tmp_path]) == [tmp_path / "a.pickle"]
+    with pytest.raises(PytracerError, match="cannot read"):
+        load(tmp_path / place)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
+from io import open as open_file  # the builtin one goes before the last destructors run
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,7 +41,7 @@ def open_atomically(path: Path | int) -> Iterator[BinaryIO]:
         OSError: The file cannot be written.
     """
     if isinstance(path, int):
-        with open(path, "wb") as opened:
+        with open_file(path, "wb") as opened:
             yield opened
         return
     existing = _open_existing(path)
@@ -103,7 +104,7 @@ def open_output(path: Path, *, makes_folder: bool = False) -> Iterator[BinaryIO]
 def _open_existing(path: Path) -> BinaryIO | None:
     """Open what exists at `path` and leave it as it is; None: nothing exists there."""
     try:
-        return open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb")
+        return open_file(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb")
     except FileNotFoundError:
         return None
 
@@ -127,7 +128,7 @@ def _make_temporary(target: Path, *, is_private: bool) -> tuple[Path, BinaryIO]:
     _unfinished.add(path)
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return path, open(os.open(path, flags, 0o600 if is_private else 0o666), "w+b")
+        return path, open_file(os.open(path, flags, 0o600 if is_private else 0o666), "w+b")
     except BaseException:
         _unfinished.discard(path)
         raise

@@ -215,6 +215,11 @@ class HookCompiler:
             flags = [*compiler_flags(backend), f"-std={standard}", *left_out, *options]
             done = self._run([*command, *flags, *inputs], output.parent)
             if done.returncode == 0:
+                if output.exists() and not output.is_file():  # reading a pipe would wait
+                    raise HookError(
+                        f"{' '.join(command)} wrote no library: {output} is not a regular file; "
+                        f"set CXX to another compiler, or {PREBUILT_REMEDY}"
+                    )
                 return
             errors.append(done.stderr.strip())
         # The first standard's error is the useful one, unless it is about the standard itself.

@@ -104,6 +104,8 @@ def _at_exit() -> None:
                 tracer._finish(getattr(sys, "last_value", None))  # of the main thread
             except Exception as failure:  # the other tracers still have to write
                 report_once(f"no snapshot was written at the end: {failure!r}")
+            except KeyboardInterrupt:
+                report_once("the last snapshot or its on_snapshot was interrupted")
     finally:
         # The interpreter frees thread states soon, so no stack may be walked from here on.
         _core.prepare_for_exit()

@@ -98,7 +98,7 @@ class SnapshotWriter:
         files: The names of the tracer's files; None before the start, and without an output.
         failures: How many snapshots could not be written, or lack their segments, or whose
             `on_snapshot` failed.
-        unwritten: How many could not be written.
+        written, unwritten: How many were written, and could not be.
     """
 
     def __init__(
@@ -108,7 +108,8 @@ class SnapshotWriter:
         self._default_output = default_output
         self._only_if_used = only_if_used
         self.files: Files | None = None
-        self.failures = self.unwritten = 0
+        self.failures = self.written = self.unwritten = 0
+        _ = pytracer.__version__  # destructors may write when Python imports nothing any more
         self._kills: cgroup.Kills | None = None  # before the first recording
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
@@ -179,11 +180,14 @@ class SnapshotWriter:
                 except FileNotFoundError:  # another process failed to write, and removed the folder
                     path.parent.mkdir(parents=True, exist_ok=True)
                     self.write(path, more, view)
-        except Exception as failure:
+        except BaseException as failure:
+            self.unwritten += 1
+            if not isinstance(failure, Exception):  # Control-C
+                raise
             kind = f"not written: {getattr(failure, 'strerror', None) or type(failure)}"
             self.fail(f"the snapshot {path} was not written: {_reason(failure, path)}", kind)
-            self.unwritten += 1
             return False
+        self.written += 1
         try:
             self.files.written(path)
         except (Exception, SystemExit) as failure:  # from the user's function

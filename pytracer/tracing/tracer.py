@@ -191,9 +191,15 @@ class Tracer(LiveAnswers):
         """Stop and write. A failure is logged and counted, not raised; `error`: what ended it."""
         if not self._session.is_ours:
             return
-        unwritten = self._writer.unwritten
-        self._write_end(error)
-        box.leave(self._recording, has_written=self._writer.unwritten == unwritten)
+        before = self._writer.written, self._writer.unwritten
+        is_over = False
+        try:
+            self._write_end(error)
+            is_over = True
+        finally:  # `on_snapshot` may raise a KeyboardInterrupt, and so may a user before it
+            written, unwritten = self._writer.written, self._writer.unwritten
+            has_written = unwritten == before[1] and (is_over or written > before[0])
+            box.leave(self._recording, has_written)
 
     def _write_end(self, error: BaseException | None) -> None:
         view: _core.View | None = None

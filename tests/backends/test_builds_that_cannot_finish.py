@@ -227,6 +227,18 @@ def test_a_compiler_that_takes_too_long_ends_with_its_processes(world: World) ->
     wait_until(lambda: not any(map(is_alive, processes)))
 
 
+def test_a_compiler_that_makes_a_pipe_is_not_waited_for(world: World) -> None:
+    # GIVEN
+    compiler = world.root / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nmkfifo "$2"\n')
+    compiler.chmod(0o755)
+    world.environment["CXX"] = str(compiler)
+    # WHEN / THEN
+    with pytest.raises(HookError, match="wrote no library: .* is not a regular file"):
+        world.builder().build("cpu", world.cache)
+    assert not (world.cache / world.hook_name).exists()
+
+
 def test_temporary_files_of_running_builds_stay(world: World) -> None:
     # GIVEN the folder of a running build, and what builds left that were killed long ago
     world.cache.mkdir(parents=True)

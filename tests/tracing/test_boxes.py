@@ -476,6 +476,24 @@ def test_a_box_that_cannot_be_read_is_tried_once(tmp_path: Path) -> None:
     assert [path.suffix for path in tmp_path.rglob(".pytracer_boxes/*")] == [places.UNREADABLE]
 
 
-def test_a_failing_on_snapshot_leaves_no_box(tmp_path: Path) -> None:
-    run(START.replace("output=", "on_snapshot=lambda path: 1 / 0, output="), cwd=tmp_path)
-    assert not boxes(tmp_path)
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("end", ["", "tracer.stop()"])
+def test_a_failing_on_snapshot_leaves_no_box(error: str, end: str, tmp_path: Path) -> None:
+    program = f"def fail(path): raise {error}\n" + START
+    done = run(
+        program.replace("output=", "on_snapshot=fail, output=") + end,
+        cwd=tmp_path,
+        is_finalised=True,
+    )
+    assert not boxes(tmp_path), done.stderr
+    assert [*tmp_path.rglob("exit/*.pickle")]
+    assert end or "Traceback" not in done.stderr
+
+
+def test_control_c_before_the_snapshot_keeps_the_box(tmp_path: Path) -> None:
+    program = """
+def interrupted(): raise KeyboardInterrupt
+tracer._recording.view = interrupted
+"""
+    run(START + program, cwd=tmp_path, is_finalised=True)
+    assert len(boxes(tmp_path)) == 1

@@ -21,8 +21,10 @@ from cpu_events import (
     run_together,
 )
 from garbage import no_collection
+from processes import run
 
 from pytracer import Tracer, annotate
+from pytracer.reading import load
 from pytracer.tracing import process
 
 pytestmark = pytest.mark.usefixtures("no_collector")
@@ -238,3 +240,21 @@ def test_a_tracer_keeps_no_object_of_the_caller() -> None:
         del names
         assert reference() is None
     assert tracer._options.given == {"device"}
+
+
+def test_a_destructor_writes_when_python_ends(tmp_path: Path) -> None:
+    # GIVEN an object that dies last, when builtins are gone and nothing can be imported
+    program = """
+import builtins, torch, pytracer
+class Held:
+    def __init__(self):
+        self.tracer = pytracer.Tracer(None, device="cpu").start()
+        self.kept = torch.ones(100)
+    def __del__(self):
+        self.tracer.dump("last.pickle")
+builtins.held = Held()
+"""
+    # WHEN it writes THEN the file is there
+    done = run(program, cwd=tmp_path, new=True)
+    assert done.stderr == ""
+    assert load(tmp_path / "last.pickle").traces

@@ -60,6 +60,7 @@ COMPILERS = {
     "writes a library that exits": LIBRARY.format("_exit(0);"),
     "writes a library that hangs": LIBRARY.format("for (;;) sleep(1);"),
     "writes a folder": 'rm -f "$output"; mkdir "$output"',
+    "writes a pipe": 'rm -f "$output"; mkfifo "$output"',
     "removes its folder": 'rm -rf "$(dirname "$output")"',
     "is no program": None,
     "is not there": "",

@@ -2,13 +2,13 @@
 
 import contextlib
 import errno
+import io
 import itertools
 import os
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from io import open as open_file  # the builtin one goes before the last destructors run
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,7 @@ from pytracer.errors import PytracerError
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 """The errors of a folder in which no file can be made or renamed, and of a file that is a mount."""
 
+open_file = io.open  # the builtin one is gone when the last destructors run
 _unfinished: set[Path] = set()
 
 

@@ -179,7 +179,7 @@ def load(path): raise PytracerError(f"{path} is damaged")
 restore.load = load
 """,
     )
-    # THEN nothing is left of it, and the box stays
+    # THEN nothing is left of it, and the box stays, under the name of those that nobody can read
     assert "is damaged" in done[0]["problem"]
     assert files(tmp_path / "given") == [f"{places.FOLDER}/{path.stem}{places.UNREADABLE}"]
 

@@ -15,7 +15,7 @@ from changed_boxes import NAME, Box
 from fuzz_values import peak_of
 from processes import environment, run, run_python
 
-from pytracer.boxes import places
+from pytracer.boxes import places, restoring
 from pytracer.boxes.description import described
 from pytracer.boxes.opening import DamagedBoxError, opened
 from pytracer.reading import load
@@ -202,7 +202,7 @@ def read_by(path: Path, changes: str, times: int = 1) -> list[dict[str, Any]]:
     """Return what the program that reads boxes prints, with some of its functions replaced."""
     program = f"""
 import sys
-from pytracer.boxes import places
+from pytracer.boxes import places, restoring
 from pytracer.tracing import restore
 {changes}
 sys.argv = ["restore", {str(path)!r}, {str(path.parents[1])!r}, "killed", "1"]
@@ -237,3 +237,20 @@ os.kill(os.getpid(), 9)
     counts = restored["pytracer"]["devices"][0]
     assert counts["recorded"] == own["pytracer"]["devices"][0]["recorded"] == 7900
     assert counts["overwritten"] == counts["recorded"] - held > 0
+
+
+def test_a_live_box_elsewhere_names_its_output_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a box in the user's own folder
+    output = tmp_path / "run" / "output"
+    used: list[Path] = []
+    monkeypatch.setattr(restoring, "output_of", lambda box: output)
+    monkeypatch.setattr(
+        restoring, "_snapshot", lambda box, folder, *_: used.append(folder) or {"path": None}
+    )
+    monkeypatch.chdir(tmp_path)
+    # WHEN its process is dumped THEN the file goes to the output if that was asked for
+    for asked in ([tmp_path / "run"], [output], [tmp_path / "other"], []):
+        restoring.snapshot_of_live(tmp_path / "pytracer_boxes_0" / NAME, asked)
+    assert used == [output, output, tmp_path, tmp_path]

@@ -51,6 +51,7 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
     }
     const uint32_t id = stacks.intern_backward(
         {own, forward.stack, type, forward.is_exact, forward.phase, parameter});
+    if (id == kUnknownStack) return id;
     last = {state.node_type, state.node_thread, state.node_sequence, seed, own, id, parameter,
             forward.stack, forward.phase, forward.is_exact};
   }
@@ -74,6 +75,7 @@ uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uin
     if (node_type != nullptr) {
       const uint32_t type = NodeTypes::instance().number_of(node_type);
       id = stacks.intern_backward({own, 0, type, false});
+      if (id == kUnknownStack) return id;
     }
     last = {node_type, seed, own, id};
   }

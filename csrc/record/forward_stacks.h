@@ -55,7 +55,7 @@ class ForwardStacks {
 
   // In a hook, for an allocation by the calling thread, whose own stack is `own`. Returns `own`, or
   // the id of `own` with the forward stack of the node that runs. `era` and `seed` are those of
-  // `stacks` before the stack was walked.
+  // `stacks` before the stack was walked. kUnknownStack: they have changed, so all three are needed anew.
   uint32_t attribute(StackTable& stacks, ThreadSlot& slot, const pytracer_event& allocation,
                      uint32_t own, uint64_t era, uint64_t seed) noexcept;
 

@@ -27,13 +27,16 @@ uint32_t StackTable::intern(WalkMemo& walk) noexcept {
 }
 
 uint32_t StackTable::intern_backward(const Backward& backward) noexcept {
-  uint32_t links[] = {StackLink::forward(backward.forward, backward.is_exact),
-                      StackLink::parameter(backward.parameter),
-                      StackLink::node(backward.node_type, backward.phase)};
+  const uint32_t links[] = {StackLink::forward(backward.forward, backward.is_exact),
+                            StackLink::parameter(backward.parameter),
+                            StackLink::node(backward.node_type, backward.phase)};
+  const auto has_stacks = [&](const CallTree& tree) {
+    return (backward.own == 0 || tree.has(backward.own)) &&
+           (backward.forward == 0 || tree.has(backward.forward));
+  };
   const CallTree* const tree = newest();
   uint32_t stack = backward.own;
-  bool is_known = (stack == 0 || tree->has(stack)) &&
-                  (backward.forward == 0 || tree->has(backward.forward));
+  bool is_known = has_stacks(*tree);
   for (const uint32_t link : links) {
     if (link == 0 || !is_known) continue;
     const uint32_t inner = tree->find_link(stack, link);
@@ -42,8 +45,9 @@ uint32_t StackTable::intern_backward(const Backward& backward) noexcept {
   }
   if (is_known) return stack;
   std::lock_guard lock(mutex_);
-  stack = renewed_locked(backward.own);
-  links[0] = StackLink::forward(renewed_locked(backward.forward), backward.is_exact);
+  // Nothing is copied here: other hooks may still look for stacks in the old generation.
+  if (!has_stacks(*current_)) return kUnknownStack;
+  stack = backward.own;
   bool has_room = true;
   for (const uint32_t link : links) {
     if (link == 0 || !has_room) continue;
@@ -102,10 +106,6 @@ uint32_t StackTable::renewed(uint32_t stack) noexcept {
   looked_at_.store(looked_at_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (stack == 0 || newest()->has(stack)) return stack;
   std::lock_guard lock(mutex_);
-  return renewed_locked(stack);
-}
-
-uint32_t StackTable::renewed_locked(uint32_t stack) noexcept {
   return old_ && old_->has(stack) ? current_->copy(*old_, stack) : stack;
 }
 

@@ -45,6 +45,8 @@ class StackTable {
     return newest()->find(walk) ? walk.stack() : intern(walk);
   }
   // In a hook. The stack with what is known of the node that runs; the plain stack when there is no room.
+  // kUnknownStack: a generation has begun since the stacks were found. The walk has to be made again, and
+  // the forward stack to be looked for again.
   uint32_t intern_backward(const Backward& backward) noexcept;
   // In a hook. Whether the innermost frame of a stack of the calling thread is of this code object.
   bool is_innermost(uint32_t stack, const void* code) const noexcept {
@@ -81,7 +83,6 @@ class StackTable {
   CallTree* newest() const noexcept { return newest_.load(std::memory_order_acquire); }
   __attribute__((noinline)) uint32_t intern(WalkMemo& walk) noexcept;
   // Under mutex_.
-  uint32_t renewed_locked(uint32_t stack) noexcept;
   void note_added(bool is_dropped) noexcept;
   static uint64_t new_seed() noexcept;  // any thread
 

@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <thread>
@@ -445,6 +447,70 @@ TEST(a_collection_of_stacks_makes_no_forward_stack_wrong) {
   }
   CHECK(recording.session().stats().stacks.generations > 3);
   CHECK(exact > runs / 2 && exact < runs);
+}
+
+TEST(forward_stacks_are_right_while_threads_begin_generations) {
+  // GIVEN a table with room for some thousand stacks, and threads whose stacks are ever new; the digits of
+  // a stack's number are in its frames, and a block's size is 1 more than the number of its stack
+  constexpr uint64_t kDigits = 16, kFrames = 4, kThreads = 3;
+  Recording recording(500, 1 << 17);
+  const auto run = [](uint64_t number) {
+    std::vector<RawFrame> frames;
+    for (uint64_t i = 0; i < kFrames; ++i, number /= kDigits) {
+      frames.push_back(frame_at(1 + i, static_cast<int32_t>(number % kDigits)));
+    }
+    run_frames(frames);
+  };
+  const auto number_of = [](const CallTree& tree, uint32_t stack) {
+    uint64_t number = 0, power = 1;
+    for (const uint32_t frame : tree.frames(stack, 32).innermost_first) {
+      number += power * static_cast<uint64_t>(tree.frame(frame).offset);
+      power *= kDigits;
+    }
+    return number;
+  };
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      const uint64_t address = (10 + t) << 32;
+      t_autograd = {7000 + t, 0};
+      for (uint64_t n = t * 20'000; !stop; n = (n + 1) % 60'000) {
+        // WHEN one allocates in forward, then in a node of it, then outside of autograd
+        run(n);
+        ++t_autograd.next;
+        alloc(address, n + 1);
+        run(n + 1);
+        t_autograd.type = kSum;
+        t_autograd.node_thread = t_autograd.thread;
+        t_autograd.node = t_autograd.next - 1;
+        alloc(address + 64, n + 2);
+        release(address);  // in the node
+        t_autograd.type = nullptr;
+        run(n + 2);
+        release(address + 64);
+      }
+    });
+  }
+  // THEN each block that a view shows has its own stack, and a node's has the call's; or one has none
+  uint64_t whole = 0;
+  const auto generations = static_cast<uint64_t>(amount(20, 200));
+  while (recording.session().stats().stacks.generations < generations || whole < 20) {
+    const View view = recording.view();
+    for (const LiveBlock& block : view.devices[0].capture.blocks) {
+      if (block.stack == 0) continue;
+      const auto tree = view.stacks->generation_of(block.stack);
+      const Backward found = tree->backward(block.stack);
+      if (found.own != 0) CHECK(number_of(*tree, found.own) == block.size - 1);
+      if (found.forward == 0 || !found.is_exact) continue;
+      const auto of_forward = view.stacks->generation_of(found.forward);
+      CHECK(number_of(*of_forward, found.forward) == block.size - 2);
+      ++whole;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(links_alone_start_a_generation) {

@@ -268,6 +268,53 @@ TEST(rings_are_looked_at_again_after_one_was_replaced) {
   CHECK(stack_here(table) == renewed && table.stats().stacks == 1);
 }
 
+// Another hook may be in the old tree until the hooks that began before the generation have ended.
+TEST(a_backward_stack_copies_nothing_from_an_older_generation) {
+  StackTable table(kBound);
+  run_stack(1);
+  const uint32_t old = stack_here(table);
+  CHECK(table.begin_generation());
+  // WHEN the thread's own stack, or the forward stack, is of the older generation
+  // THEN both are to be found again, and the new generation has nothing
+  CHECK(table.intern_backward({old, 0, 1, false}) == kUnknownStack);
+  CHECK(table.intern_backward({0, old, 1, true}) == kUnknownStack);
+  CHECK(table.generations()[0]->size() == 0);
+  const uint32_t fresh = stack_here(table);
+  CHECK(table.intern_backward({fresh, old, 1, true}) == kUnknownStack);
+  const uint32_t id = table.intern_backward({fresh, fresh, 1, true});
+  const auto tree = table.generation_of(id);
+  CHECK(tree->backward(id).own == fresh && tree->backward(id).forward == fresh);
+}
+
+// As Recorder and StackRenewal call the table, but with a generation at every step.
+TEST(backward_stacks_are_interned_while_a_hook_is_in_the_older_generation) {
+  StackTable table(1 << 22);
+  std::atomic<bool> stop{false};
+  std::thread hook([&] {
+    for (uint64_t n = 0; !stop; n = (n + 1) % 4096) {
+      const HookScope scope(*thread_slot());
+      run_stack(n);
+      stack_here(table);
+    }
+  });
+  for (uint64_t round = 0, rounds = static_cast<uint64_t>(amount(500, 5000)); round < rounds; ++round) {
+    run_stack(round % 64);
+    uint32_t own = stack_here(table);
+    CHECK(table.begin_generation());
+    note_hooks();
+    uint32_t id = table.intern_backward({own, 0, 1, false});
+    while (id == kUnknownStack) {
+      own = stack_here(table);
+      id = table.intern_backward({own, 0, 1, false});
+    }
+    CHECK(number_of(table, table.generation_of(id)->backward(id).own) == round % 64);
+    while (!noted_hooks_have_ended()) std::this_thread::yield();
+    CHECK(table.renewed(id) == id && table.end_generation() == StackTable::End::done);
+  }
+  stop = true;
+  hook.join();
+}
+
 TEST(a_larger_ring_is_looked_at_again) {
   Session session(options());
   session.start();

@@ -25,12 +25,11 @@ void translate_error(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const IoError& error) {
-    const py::object arguments =
-        py::make_tuple(error.errno_code,
-                       std::string(error.what()) + " the snapshot failed: " +
-                           std::strerror(error.errno_code),
-                       py::reinterpret_steal<py::object>(
-                           PyUnicode_DecodeFSDefault(error.path.c_str())));
+    const std::string text = std::string(error.what()) + ": " + std::strerror(error.errno_code);
+    const py::object path = error.path.empty() ? py::none()
+                                               : py::reinterpret_steal<py::object>(
+                                                     PyUnicode_DecodeFSDefault(error.path.c_str()));
+    const py::object arguments = py::make_tuple(error.errno_code, text, path);
     // Python 3.10 compares the class that is given here with those of `except` clauses. It must be
     // that of the errno, such as FileNotFoundError, which OSError's constructor selects.
     const py::object instance =

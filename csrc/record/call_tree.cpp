@@ -15,16 +15,21 @@ uint32_t max_items(uint64_t max_bytes) noexcept {
   return static_cast<uint32_t>(std::min<uint64_t>(max_bytes / sizeof(Item) + 2, 1u << 28));
 }
 
+BoxPart part_of_tree(const std::shared_ptr<Box>& box, BoxKind kind, bool is_spare) {
+  const auto bits = static_cast<uint32_t>(kind) | (is_spare ? static_cast<uint32_t>(BoxKind::spare) : 0);
+  return {box, static_cast<BoxKind>(bits)};
+}
+
 }  // namespace
 
-CallTree::CallTree(uint64_t max_bytes, uint32_t last_stack, const std::shared_ptr<Box>& box)
+CallTree::CallTree(uint64_t max_bytes, const std::shared_ptr<Box>& box, bool is_spare)
     : max_bytes_(max_bytes),
-      base_(last_stack),
-      codes_(max_items<Code>(max_bytes), {box, BoxKind::codes, 0, last_stack}),
-      frames_(max_items<Frame>(max_bytes), {box, BoxKind::frames, 0, last_stack}),
-      nodes_(max_items<Node>(max_bytes), {box, BoxKind::nodes, 0, last_stack}),
+      base_(0),
+      codes_(max_items<Code>(max_bytes), part_of_tree(box, BoxKind::codes, is_spare)),
+      frames_(max_items<Frame>(max_bytes), part_of_tree(box, BoxKind::frames, is_spare)),
+      nodes_(max_items<Node>(max_bytes), part_of_tree(box, BoxKind::nodes, is_spare)),
       names_(static_cast<uint32_t>(std::min<uint64_t>(max_bytes, UINT32_MAX)),
-             2 * max_items<Code>(max_bytes), {box, BoxKind::names, 0, last_stack}) {}
+             2 * max_items<Code>(max_bytes), part_of_tree(box, BoxKind::names, is_spare)) {}
 
 CallTree::CallTree(const Rows& rows, uint32_t last_stack)
     : max_bytes_(UINT64_MAX),
@@ -262,13 +267,14 @@ uint32_t CallTree::code_at(const void* pointer) const noexcept {
                      [&](uint32_t code) { return codes_[code].pointer == pointer; });
 }
 
-void CallTree::retire(const void* pointer) noexcept {
+bool CallTree::retire(const void* pointer) noexcept {
   const uint32_t code = code_at(pointer);
-  if (code == 0) return;
+  if (code == 0) return false;
   for (uint32_t frame = codes_[code].newest_frame; frame != 0; frame = frames_[frame].next_of_code) {
     __atomic_store_n(&frames_[frame].place, 0, __ATOMIC_RELEASE);
   }
   codes_[code].pointer = nullptr;
+  return true;
 }
 
 }  // namespace pytracer

@@ -66,8 +66,10 @@ class CallTree {
     uint64_t stacks, frames, codes, bytes, truncated;
   };
 
-  // `last_stack` is the last number of the generation before. Throws Error or std::bad_alloc.
-  CallTree(uint64_t max_bytes, uint32_t last_stack, const std::shared_ptr<Box>& box);
+  // The first generation, or a spare one, which begins later. Throws Error or std::bad_alloc.
+  CallTree(uint64_t max_bytes, const std::shared_ptr<Box>& box, bool is_spare);
+  // `last_stack` is the last number of the generation before. Before any other use.
+  void begin_after(uint32_t last_stack) noexcept { base_ = last_stack; }
 
   // What another process had, from number 1 on. All numbers in it are those of items, or 0.
   struct Rows {
@@ -95,8 +97,8 @@ class CallTree {
     return bytes_ + reserved_ + max_bytes_ / part > max_bytes_;
   }
 
-  // Retires the address of a code object. Under the mutex.
-  void retire(const void* pointer) noexcept;
+  // Retires the address of a code object. Under the mutex. Returns whether the tree has it.
+  bool retire(const void* pointer) noexcept;
 
   // Any thread, without a lock.
   bool has(uint32_t stack) const noexcept {
@@ -161,7 +163,7 @@ class CallTree {
   uint32_t copy_code(CallTree& from, uint32_t code) noexcept;
 
   const uint64_t max_bytes_;
-  const uint32_t base_;  // the number before that of the first node
+  uint32_t base_;  // the number before that of the first node
   Interner<Code> codes_;
   Interner<Frame> frames_;
   Interner<Node> nodes_;

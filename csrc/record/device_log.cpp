@@ -65,6 +65,12 @@ void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
   }
 }
 
+void DeviceLog::record_oom(pytracer_event oom, uint16_t phase, int64_t (*now)()) noexcept {
+  std::lock_guard lock(writer_lock_);
+  if (now != nullptr) oom.ticks = oom_ticks_ = std::max(now(), oom_ticks_);
+  write(oom, PYTRACER_OOM, 0, phase);
+}
+
 uint32_t DeviceLog::stack_of(uint64_t address) noexcept {
   std::lock_guard lock(writer_lock_);
   const LiveBlock* block = tables_->blocks.find(address);

@@ -7,7 +7,9 @@
 //    events would give. So it is on the CPU, whose allocator has no state of its own to show, even if
 //    an allocation finds the live table full: it gets no event. And if a free was missed, it is recorded
 //    when its address is given out again. An accelerator's events are recorded as they come.
-// 3. Events are in the order of time: the allocator reads its clock under its lock, or the log does.
+// 3. Events are in the order of time: the allocator reads its clock under its lock, or the log does. The
+//    log reads the allocator's clock for record_oom(): an event that was made before and comes after it has
+//    its time.
 // 4. In Mode::state the live tables are kept as in Mode::on, but the ring is not written.
 // 5. The request of a free is kept aside until the next event, which mostly completes it: then both are
 //    written as one event. It is written before all else that uses the ring or the mode.
@@ -96,6 +98,10 @@ class DeviceLog {
   // Any thread, in a hook. With `capture`, the capture begins at this marker of a snapshot, and does not
   // have it; finish_capture() has to follow, outside the hook.
   void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
+
+  // Any thread, in a HookScope but not in a hook. Records an out-of-memory without a stack. `now`: the clock of
+  // the device's other events; null: the log's own.
+  void record_oom(pytracer_event oom, uint16_t phase, int64_t (*now)()) noexcept;
 
   // Any thread, in a HookScope but not in a hook. Notes that a tensor is used whose storage begins
   // at an address, if a known block does and events are recorded; a role that is kept, at the free.
@@ -191,6 +197,7 @@ class DeviceLog {
   Event requested_{};  // the request that is kept aside; its ticks are 0: there is none
   bool used_ = false;
   int64_t last_ticks_ = 0;  // of the recorder's clock
+  int64_t oom_ticks_ = 0;   // that record_oom() has read from the allocator's clock
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};
 };

@@ -148,6 +148,16 @@ void Recorder::code_destroyed(const void* code) noexcept {
   if (stacks != nullptr) stacks->code_destroyed(code);
 }
 
+void Recorder::record_oom(const pytracer_event& oom, int64_t (*now)()) noexcept {
+  ThreadSlot* slot = thread_slot();
+  if (slot == nullptr || !instance().is_whole()) return;
+  HookScope scope(*slot);  // as above, for the log
+  DeviceLog* log = instance().log(oom.device);
+  if (log == nullptr) return;
+  const uint16_t own = slot->phase.load(std::memory_order_relaxed);
+  log->record_oom(oom, own != 0 ? own : Phases::process_phase(), now);
+}
+
 void Recorder::note_use(int device, uint64_t address, TensorRole role) noexcept {
   ThreadSlot* slot = thread_slot();
   if (slot == nullptr || !instance().is_whole()) return;

@@ -52,6 +52,9 @@ class Recorder {
   void set_walking(bool walking) noexcept { walking_.store(walking, std::memory_order_release); }
   // Any thread.
   static void code_destroyed(const void* code) noexcept;
+  // Any thread, not in a hook. Records an out-of-memory, if its device is recorded. It has no stack: that of the
+  // failed allocation is gone. `now`: as in DeviceLog.
+  static void record_oom(const pytracer_event& oom, int64_t (*now)()) noexcept;
   // Any thread, not in a hook. Notes the use of a tensor, if its device is recorded.
   static void note_use(int device, uint64_t address, TensorRole role) noexcept;
 

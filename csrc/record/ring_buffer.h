@@ -9,6 +9,8 @@
 // 5. Stacks may be replaced by equal ones (renew_stacks).
 // 6. Memory is committed as the ring fills: 48 bytes an event. In a box, the array's count is head(). The
 //    oldest slot of a full ring may be in the middle of a write.
+// 7. Event n is in slot (n - first) % capacity(). Where the kernel refuses memory for more slots, capacity()
+//    becomes the number of those that there are, at the moment when exactly these are full.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +71,7 @@ class RingBuffer {
   // Writer. Replaces the stacks of an event that the ring holds. A reader gets one or the other.
   template <class Renewed>
   void renew_stacks(uint64_t sequence, const Renewed& renewed) noexcept {
-    std::atomic<uint64_t>& word = slots_[sequence % capacity_].words[4];
+    std::atomic<uint64_t>& word = slots_[slot_of(sequence)].words[4];
     const uint64_t stacks = word.load(std::memory_order_relaxed);
     const uint64_t alloc_stack = renewed(static_cast<uint32_t>(stacks >> 32));
     word.store(alloc_stack << 32 | renewed(static_cast<uint32_t>(stacks)), std::memory_order_release);
@@ -80,11 +82,12 @@ class RingBuffer {
   // The number of the oldest event that is still held. Any thread.
   uint64_t oldest() const noexcept {
     const uint64_t end = head();
-    return end - first_ > capacity_ ? end - capacity_ : first_;
+    const uint32_t most = capacity();
+    return end - first_ > most ? end - most : first_;
   }
-  uint32_t capacity() const noexcept { return capacity_; }
+  uint32_t capacity() const noexcept { return capacity_.load(std::memory_order_acquire); }
   uint64_t committed_bytes() const noexcept {
-    return std::min<uint64_t>(head() - first_, capacity_) * sizeof(Event);
+    return std::min<uint64_t>(head() - first_, capacity()) * sizeof(Event);
   }
 
   // Copies events [begin, end) to out[0 .. end - begin). Returns the number of the first event
@@ -119,8 +122,6 @@ class RingBuffer {
       : slots_(capacity, part),
         capacity_(capacity),
         first_(first),
-        next_(static_cast<uint32_t>(first % capacity)),
-        limit_(next_),
         announced_(first) {
     slots_.set_count(first);
     if (slots_.entry() != nullptr) {
@@ -131,9 +132,12 @@ class RingBuffer {
   }
   // The next slot is the first that is not backed, or there is none.
   __attribute__((noinline, cold)) void go_on() noexcept {
-    if (next_ == capacity_) next_ = 0;
-    limit_ = static_cast<uint32_t>(slots_.back(size_t{next_} + 1));
-    if (limit_ == next_) next_ = 0;  // without address space: the ring has fewer slots
+    if (next_ == capacity()) next_ = 0;
+    limit_ = std::min(static_cast<uint32_t>(slots_.back(size_t{next_} + 1)), capacity());
+    if (limit_ != next_ || next_ == 0) return;
+    capacity_.store(next_, std::memory_order_release);  // contract 7
+    if (slots_.entry() != nullptr) slots_.entry()->number = next_;
+    next_ = 0;
   }
 
   static constexpr size_t kWords = sizeof(Event) / sizeof(uint64_t);
@@ -142,19 +146,20 @@ class RingBuffer {
   };
 
   bool read(uint64_t sequence, Event& out) const noexcept {
-    const Slot& slot = slots_[sequence % capacity_];
+    const Slot& slot = slots_[slot_of(sequence)];
     uint64_t words[kWords];
     for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
-    const bool is_held = announced_.load(std::memory_order_relaxed) - sequence <= capacity_;
+    const bool is_held = announced_.load(std::memory_order_relaxed) - sequence <= capacity();
     std::memcpy(&out, words, sizeof(out));  // the inverse of append(): little-endian
     return is_held && out.ticks != 0;       // 0: never written, or wiped by a fork
   }
 
   ReservedArray<Slot> slots_;
-  const uint32_t capacity_;
+  uint64_t slot_of(uint64_t sequence) const noexcept { return (sequence - first_) % capacity(); }
+  std::atomic<uint32_t> capacity_;
   const uint64_t first_;  // number of the first event that this ring ever held
-  uint32_t next_;         // slot of the next event: head % capacity, without the division
-  uint32_t limit_;        // slots that are backed
+  uint32_t next_ = 0;     // slot of the next event, without the division
+  uint32_t limit_ = 0;    // slots that are backed
   std::atomic<uint64_t> announced_;  // the number of events whose slot is or was being written
 };
 

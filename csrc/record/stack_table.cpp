@@ -6,7 +6,7 @@ namespace pytracer {
 
 StackTable::StackTable(uint64_t max_bytes, std::shared_ptr<Box> box)
     : max_bytes_(max_bytes), box_(std::move(box)),
-      current_(std::make_shared<CallTree>(max_bytes / 2, 0, box_)), known_{current_},
+      current_(std::make_shared<CallTree>(max_bytes / 2, box_, false)), known_{current_},
       newest_(current_.get()) {}
 
 StackTable::StackTable(std::shared_ptr<CallTree> current, std::shared_ptr<CallTree> old)
@@ -71,9 +71,35 @@ void StackTable::note_added(bool is_dropped) noexcept {
   if (added >= worth) wanted_.store(true, std::memory_order_relaxed);
 }
 
+void StackTable::make_spare() noexcept {
+  try {
+    auto spare = std::make_shared<CallTree>(max_bytes_ / 2, box_, true);
+    std::lock_guard lock(mutex_);
+    spare_ = std::move(spare);
+  } catch (...) {  // no memory
+  }
+}
+
+void StackTable::look_after() noexcept {
+  bool has_spare;
+  {
+    std::shared_ptr<CallTree> gone;  // is destroyed without the mutex
+    std::lock_guard lock(mutex_);
+    gone = std::move(gone_);
+    has_spare = spare_ != nullptr;
+  }
+  if (!has_spare) make_spare();
+}
+
 bool StackTable::begin_generation() noexcept {
+  if (!has_keeper()) make_spare();
   try {
     std::lock_guard lock(mutex_);
+    if (!spare_ || gone_) {
+      if (!has_keeper()) wanted_.store(false, std::memory_order_relaxed);  // no memory
+      if (box_) box_->wake();
+      return false;
+    }
     known_.erase(std::remove_if(known_.begin(), known_.end(),
                                 [](const auto& tree) { return tree.expired(); }),
                  known_.end());
@@ -81,7 +107,9 @@ bool StackTable::begin_generation() noexcept {
     const uint32_t last = current_->last_stack();
     // After 500 million stacks, numbers are given out again.
     const bool has_numbers = kMostStacks - last > max_bytes_ / CallTree::kStackBytes;
-    auto fresh = std::make_shared<CallTree>(max_bytes_ / 2, has_numbers ? last : 0, box_);
+    auto fresh = std::move(spare_);
+    fresh->begin_after(has_numbers ? last : 0);
+    if (box_) box_->begin_spare(has_numbers ? last : 0);
     // What hooks add meanwhile must leave room for the copies.
     const uint64_t taken = current_->counts().bytes, empty = fresh->counts().bytes;
     fresh->reserve(taken - std::min(taken, empty));
@@ -95,6 +123,7 @@ bool StackTable::begin_generation() noexcept {
     const uint64_t seed = new_seed();
     seed_.store(seed, std::memory_order_seq_cst);
     era_.store(seed, std::memory_order_seq_cst);  // last: who reads it reads the new seed afterwards
+    if (box_) box_->wake();  // for the next one
     return true;
   } catch (...) {
     wanted_.store(false, std::memory_order_relaxed);
@@ -110,7 +139,7 @@ uint32_t StackTable::renewed(uint32_t stack) noexcept {
 }
 
 StackTable::End StackTable::end_generation() noexcept {
-  std::shared_ptr<const CallTree> gone;  // is destroyed without the mutex
+  std::shared_ptr<CallTree> gone;  // is destroyed without the mutex
   std::lock_guard lock(mutex_);
   if (pins_.load(std::memory_order_acquire) > 0) return End::pinned;
   if (std::exchange(ring_was_replaced_, false)) return End::again;
@@ -118,6 +147,10 @@ StackTable::End StackTable::end_generation() noexcept {
   first_added_ = current_->last_stack();
   dropped_since_ = 0;
   gone = std::move(old_);
+  if (has_keeper()) {
+    gone_ = std::move(gone);
+    box_->wake();
+  }
   wanted_.store(false, std::memory_order_relaxed);
   return End::done;
 }
@@ -159,11 +192,13 @@ std::shared_ptr<const CallTree> StackTable::generation_of(uint32_t stack) const 
 
 void StackTable::code_destroyed(const void* pointer) noexcept {
   std::lock_guard lock(mutex_);
+  bool is_known = false;
   for (const std::weak_ptr<CallTree>& each : known_) {
-    if (const auto tree = each.lock()) tree->retire(pointer);
+    if (const auto tree = each.lock()) is_known |= tree->retire(pointer);
   }
-  // The address may now be given to another code object: no memo must have it.
-  seed_.store(new_seed(), std::memory_order_release);
+  // The address may now be given to another code object: no memo must have it. None has a code object
+  // that is in no tree.
+  if (is_known) seed_.store(new_seed(), std::memory_order_release);
 }
 
 StackTable::Stats StackTable::stats() const {

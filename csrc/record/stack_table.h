@@ -10,6 +10,9 @@
 // 3. A walk with a stack that has no room gets 0 and is counted.
 // 4. find_or_intern() is lock-free for stacks that are known. Otherwise it takes a mutex, which is held
 //    for microseconds: under it nothing needs the GIL, waits, or touches much memory.
+// 5. In a box, look_after() makes the next generation before it is needed, and destroys the old one, on a
+//    thread of its own: a file grows and shrinks with them. A hook only takes and leaves them. If the next one
+//    is not there yet, the table goes on with what it has. Without a box, hooks make and destroy mappings.
 #pragma once
 
 #include <atomic>
@@ -56,11 +59,14 @@ class StackTable {
 
   // In a hook; one thread at a time renews (stack_renewal.h).
   bool wants_generation() const noexcept { return wanted_.load(std::memory_order_relaxed); }
-  bool begin_generation() noexcept;  // false: there is no memory for it
+  bool begin_generation() noexcept;  // false: there is no memory for it, or it is not made yet
   // The stack in the newest generation. Each hook that began before begin_generation() has ended.
   uint32_t renewed(uint32_t stack) noexcept;
   enum class End { done, pinned, again /* a ring was replaced: its stacks may not be renewed */ };
   End end_generation() noexcept;
+
+  // Any thread, not in a hook, one at a time: contract 5.
+  void look_after() noexcept;
 
   // Any thread, not in a hook. As long as the result or a copy of it exists, no generation goes.
   static std::shared_ptr<StackTable> pinned(std::shared_ptr<StackTable> table);
@@ -84,12 +90,15 @@ class StackTable {
   __attribute__((noinline)) uint32_t intern(WalkMemo& walk) noexcept;
   // Under mutex_.
   void note_added(bool is_dropped) noexcept;
+  bool has_keeper() const noexcept { return box_ && box_->has_keeper(); }
+  void make_spare() noexcept;  // one thread at a time, without mutex_
   static uint64_t new_seed() noexcept;  // any thread
 
   mutable std::mutex mutex_;  // guards all below, except where a comment says otherwise
   const uint64_t max_bytes_;
   const std::shared_ptr<Box> box_;
   std::shared_ptr<CallTree> current_, old_;  // old_: null once its stacks are copied
+  std::shared_ptr<CallTree> spare_, gone_;   // the next one, and one that is to be destroyed
   std::vector<std::weak_ptr<CallTree>> known_;  // those that somebody may have
   std::atomic<CallTree*> newest_;               // current_
   std::atomic<uint64_t> seed_{new_seed()};

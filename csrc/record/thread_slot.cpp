@@ -57,6 +57,8 @@ ThreadSlot* detail::claim_slot() noexcept {
   if (slot != nullptr) {
     slot->walks.forget();
     slot->is_native = false;
+    slot->requested_free = 0;
+    slot->forward.reset();
   } else {
     slot = new (std::nothrow) ThreadSlot;
     if (slot == nullptr) return nullptr;

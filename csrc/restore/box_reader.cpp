@@ -16,7 +16,7 @@ namespace pytracer {
 BoxReader::BoxReader(int file) : file_(file) {
   const auto header = std::make_unique<BoxHeader>();
   struct stat before {}, about {};
-  if (fstat(file, &before) != 0) throw IoError(errno, "cannot read the box", "");
+  if (fstat(file, &before) != 0) throw IoError(errno, "cannot read the box", name_of_file(file));
   const size_t size = read(0, header.get(), sizeof(BoxHeader));
   if (size != sizeof(BoxHeader) || std::memcmp(header->magic, BoxHeader::kMagic, sizeof(header->magic)) != 0) {
     throw Error("this is no box of pytracer's");
@@ -56,7 +56,7 @@ size_t BoxReader::read(uint64_t offset, void* to, size_t size) const {
   while (done < size) {
     const ssize_t got = pread(file_, static_cast<char*>(to) + done, size - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw IoError(errno, "cannot read the box", "");
+    if (got < 0) throw IoError(errno, "cannot read the box", name_of_file(file_));
     if (got == 0) break;
     done += static_cast<size_t>(got);
   }

@@ -82,7 +82,7 @@ std::pair<uint64_t, std::vector<Event>> latest_events(const BoxReader& box, cons
   std::vector<Event> held;
   if (head - first > events.size()) first = head - events.size();  // the others are not in the file
   for (uint64_t sequence = first; sequence < head; ++sequence) {
-    const uint64_t place = sequence % capacity;
+    const uint64_t place = (sequence - array.first) % capacity;
     const Event event = place < events.size() ? events[place] : Event{};
     if (event.ticks == 0 || event.action > kFreeAtOnce || event.device != array.device) {  // not in the file
       held.clear();

@@ -24,6 +24,7 @@ void Registry::after_fork_in_child() noexcept {
   new (&registry.stacks_) std::shared_ptr<StackTable>();
   new (&registry.box_) std::shared_ptr<Box>();
   new (&registry.notes_) std::unique_ptr<BoxNotes>();
+  new (&registry.keeper_) std::unique_ptr<Keeper>();
   registry.process_number_.fetch_add(1, std::memory_order_relaxed);
   reset_thread_slots_after_fork();
 }

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "record/thread_slot.h"
@@ -38,6 +37,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
   sessions_.push_back(&session);
   logs_ = std::move(logs);
   stacks_ = resources.stacks;
+  if (keeper_) keeper_->look_after(stacks_);
   recorder_.publish(*stacks_);
   for (const auto& log : logs_) recorder_.publish(*log);
   return resources;
@@ -72,6 +72,7 @@ void Registry::remove(Session& session) noexcept {
   apply_wishes();
   if (!sessions_.empty()) return try_to_fit_rings();
   recorder_.withdraw();
+  keeper_.reset();
   logs_.clear();
   stacks_.reset();
   notes_.reset();
@@ -90,6 +91,7 @@ void Registry::open_box(int file) {
   });
   auto box = std::make_shared<Box>(file);
   notes_ = std::make_unique<BoxNotes>(box);
+  keeper_ = std::make_unique<Keeper>(box);
   box_ = std::move(box);
   note_clocks();
 }
@@ -176,12 +178,8 @@ void Registry::record_oom(int device, uint64_t requested_size, uint64_t free_siz
   event.address = free_size;
   event.size = requested_size;
   event.device = static_cast<int16_t>(device);
-  {
-    std::lock_guard lock(control_);
-    if (accelerator_ != nullptr && accelerator_->now != nullptr) event.ticks = accelerator_->now();
-  }
-  // On a thread without Python frames: the stack of the failed allocation is gone.
-  std::thread([&event] { Recorder::record(&event); }).join();
+  std::lock_guard lock(control_);
+  Recorder::record_oom(event, accelerator_ != nullptr ? accelerator_->now : nullptr);
 }
 
 void Registry::set_autograd(const pytracer_autograd& autograd, const void* engine) {

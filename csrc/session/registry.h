@@ -23,6 +23,7 @@
 #include "record/clock.h"
 #include "record/recorder.h"
 #include "session/box_notes.h"
+#include "session/keeper.h"
 #include "view/allocator_state.h"
 
 namespace pytracer {
@@ -60,7 +61,7 @@ class Registry {
   Workspaces workspaces();
 
   // Any thread, not under control(). Records an out-of-memory that the accelerator's allocator did
-  // not report, by the clock of its other events. Throws std::system_error: there is no thread.
+  // not report, by the clock of its other events.
   void record_oom(int device, uint64_t requested_size, uint64_t free_size);
 
   // Any thread, not under control(). Has what is recorded lie in a box, from the first session on. Takes over
@@ -110,7 +111,8 @@ class Registry {
   std::vector<std::shared_ptr<DeviceLog>> logs_;
   std::shared_ptr<StackTable> stacks_;
   std::shared_ptr<Box> box_;
-  std::unique_ptr<BoxNotes> notes_;  // null without a box
+  std::unique_ptr<BoxNotes> notes_;  // null without a box, as the next
+  std::unique_ptr<Keeper> keeper_;
   const pytracer_hook* accelerator_ = nullptr;
   const pytracer_hook* host_ = nullptr;
   WallClock clock_{&now_ticks};

@@ -35,6 +35,6 @@ void FileSink::restart() {
   if (ftruncate(file_, begin_) != 0 || lseek(file_, begin_, SEEK_SET) != begin_) fail();
 }
 
-void FileSink::fail() const { throw IoError(errno, "writing", path_); }
+void FileSink::fail() const { throw IoError(errno, "writing the snapshot failed", path_); }
 
 }  // namespace pytracer

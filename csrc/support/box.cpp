@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string>
 
 #include "support/error.h"
 
@@ -31,9 +32,19 @@ struct File {
   int descriptor;
   dev_t device;
   ino_t number;
+  std::atomic<uint64_t> size;  // at least, if nobody has truncated it
 
   bool is_open() const noexcept {  // and still this file
     struct stat about {};
+    return is_this(about);
+  }
+  bool is_truncated() const noexcept {
+    struct stat about {};
+    return is_this(about) && static_cast<uint64_t>(about.st_size) < size.load(std::memory_order_relaxed);
+  }
+
+ private:
+  bool is_this(struct stat& about) const noexcept {
     return is_taken && fstat(descriptor, &about) == 0 && about.st_dev == device && about.st_ino == number;
   }
 };
@@ -41,13 +52,14 @@ File g_files[kFiles];
 
 int file_slot(int descriptor) {
   struct stat about {};
-  if (fstat(descriptor, &about) != 0) throw IoError(errno, "no box", "");
+  if (fstat(descriptor, &about) != 0) throw IoError(errno, "cannot make a box", name_of_file(descriptor));
   for (int slot = 0; slot < kFiles; ++slot) {
     File& file = g_files[slot];
     if (file.is_taken.exchange(true)) continue;
     file.descriptor = descriptor;
     file.device = about.st_dev;
     file.number = about.st_ino;
+    file.size = 0;
     return slot;
   }
   close(descriptor);
@@ -97,12 +109,35 @@ bool map_private(char* memory, size_t bytes) noexcept {
   return mapped != MAP_FAILED && madvise(memory, bytes, MADV_DONTFORK) == 0;
 }
 
+void raise_to(std::atomic<uint64_t>& value, uint64_t to) noexcept {
+  uint64_t now = value.load(std::memory_order_relaxed);
+  while (now < to && !value.compare_exchange_weak(now, to, std::memory_order_release)) {
+  }
+}
+
 void (*g_on_lost)() noexcept = nullptr;
 std::atomic<bool> g_was_lost{false};
 struct sigaction g_other_bus_errors;
 
+// Whether a handler that was installed later has called ours for a box whose file was truncated.
+bool was_raised_for_box(const siginfo_t& about) noexcept {
+  if (about.si_code > 0 || about.si_pid != getpid()) return false;
+  return std::any_of(g_files, g_files + kFiles, [](const File& file) { return file.is_truncated(); });
+}
+
 void on_bus_error(int number, siginfo_t* about, void* context) {
-  const char* const address = static_cast<const char*>(about->si_addr);
+  const bool is_raised = about->si_code <= 0;
+  if (is_raised && was_raised_for_box(*about)) {
+    g_on_lost();
+    g_was_lost.store(true, std::memory_order_relaxed);
+    bool is_mapped = true;
+    for (const Range& range : g_ranges) {
+      char* const begin = range.begin.load(std::memory_order_relaxed);
+      if (begin != nullptr) is_mapped &= map_private(begin, range.bytes.load(std::memory_order_relaxed));
+    }
+    if (is_mapped) return;  // to the other handler, and then to the instruction that failed
+  }
+  const char* const address = is_raised ? nullptr : static_cast<const char*>(about->si_addr);
   for (const Range& range : g_ranges) {
     char* const begin = range.begin.load(std::memory_order_relaxed);
     const size_t bytes = range.bytes.load(std::memory_order_relaxed);
@@ -114,7 +149,8 @@ void on_bus_error(int number, siginfo_t* about, void* context) {
   if ((g_other_bus_errors.sa_flags & SA_SIGINFO) != 0) {
     g_other_bus_errors.sa_sigaction(number, about, context);
   } else {
-    sigaction(number, &g_other_bus_errors, nullptr);  // the instruction fails again
+    sigaction(number, &g_other_bus_errors, nullptr);
+    if (is_raised) raise(number);  // otherwise the instruction fails again
   }
 }
 
@@ -122,14 +158,25 @@ constexpr uint64_t rounded_up(uint64_t bytes, uint64_t unit) { return (bytes + u
 
 }  // namespace
 
+// How much more than is used is taken ahead. The ring fills fastest: 8 MiB are 170,000 events.
+uint64_t Box::ahead(BoxKind kind, uint64_t used) noexcept {
+  constexpr uint64_t kMost = uint64_t{8} << 20;
+  const auto kind_in_use = static_cast<BoxKind>(static_cast<uint32_t>(kind) & ~static_cast<uint32_t>(BoxKind::spare));
+  if (kind_in_use == BoxKind::ring) return kMost;
+  const bool is_fast = kind_in_use == BoxKind::blocks || kind_in_use == BoxKind::nodes || kind_in_use == BoxKind::frames;
+  return std::clamp(used / 2, is_fast ? uint64_t{4 * kPiece} : uint64_t{kPiece}, kMost);
+}
+
 Box::Box(int file) : slot_(file_slot(file)), process_(getpid()) {
+  sem_init(&wake_, 0, 0);
   end_ = rounded_up(sizeof(BoxHeader), kPiece);
   char* memory = nullptr;
   if (allocate(0, sizeof(BoxHeader))) memory = map_part(file, 0, sizeof(BoxHeader));
   if (memory == nullptr) {
     const int reason = errno;
+    const std::string name = name_of_file(file);
     close_file();
-    throw IoError(reason, "no box", "");
+    throw IoError(reason, "cannot make a box", name);
   }
   header_ = reinterpret_cast<BoxHeader*>(memory);
   header_->layout = BoxHeader::kLayout;
@@ -140,6 +187,7 @@ Box::~Box() {
   if (getpid() != process_) return;
   close_file();
   unmap_part(reinterpret_cast<char*>(header_), sizeof(BoxHeader));
+  sem_destroy(&wake_);
 }
 
 void Box::close_file() noexcept {
@@ -159,7 +207,8 @@ bool Box::allocate(uint64_t offset, uint64_t bytes) noexcept {
   const int file = descriptor();
   rlimit limit{};
   struct statvfs disk {};
-  if (file < 0 || getrlimit(RLIMIT_FSIZE, &limit) != 0 || offset + bytes > limit.rlim_cur) {
+  if (file < 0 || g_files[slot_].is_truncated() || getrlimit(RLIMIT_FSIZE, &limit) != 0 ||
+      offset + bytes > limit.rlim_cur) {
     errno = EFBIG;
     return false;
   }
@@ -173,6 +222,7 @@ bool Box::allocate(uint64_t offset, uint64_t bytes) noexcept {
     result = fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     if (result != 0 && errno != EINTR) break;
   }
+  if (result == 0) raise_to(g_files[slot_].size, offset + bytes);
   return result == 0;
 }
 
@@ -205,19 +255,23 @@ Box::Place Box::take(const BoxPart& part, size_t bytes, size_t item_bytes) noexc
   free->capacity = room;
   free->first = 0;
   free->serial = ++serial_;
-  free->backed.store(0, std::memory_order_relaxed);
+  const uint64_t first = std::min<uint64_t>(room, ahead(part.kind, 0));
+  free->backed.store(allocate(offset, first) ? first : 0, std::memory_order_relaxed);
   free->count.store(0, std::memory_order_relaxed);
   free->kind.store(part.kind, std::memory_order_release);
   return {memory, room, free};
 }
 
 size_t Box::back(const Place& place, size_t wanted) noexcept {
-  const size_t from = place.entry->backed.load(std::memory_order_relaxed), all = place.bytes;
-  // In small steps: a hook may wait for it.
+  const size_t from = place.entry->backed.load(std::memory_order_acquire), all = place.bytes;
+  if (from < all) wake();
+  // Only a part of what there is, so that the next call wakes the thread in time.
+  if (wanted <= from) return from < all ? wanted + (from - wanted) / 2 : all;
+  // In small steps: a hook waits for it.
   const size_t step = std::min<size_t>(from / 2, 1 << 20);
   const size_t to = std::min(all, rounded_up(std::max(wanted, from + step), kPiece));
   if (allocate(place.entry->offset + from, to - from)) {
-    place.entry->backed.store(to, std::memory_order_release);
+    raise_to(place.entry->backed, to);
     return to;
   }
   header_->is_cut.store(1, std::memory_order_relaxed);
@@ -228,11 +282,45 @@ size_t Box::back(const Place& place, size_t wanted) noexcept {
 
 void Box::give_back(const Place& place) noexcept {
   if (getpid() != process_) return;  // a child has not got it
+  const std::lock_guard lock(mutex_);
   const bool is_empty = madvise(place.memory, place.bytes, MADV_REMOVE) == 0;
   unmap_part(place.memory, place.bytes);
-  const std::lock_guard lock(mutex_);
   if (!is_empty) place.entry->capacity = UINT64_MAX;  // nothing follows: it would not begin with zeroes
   place.entry->kind.store(BoxKind::none, std::memory_order_release);
+}
+
+void Box::begin_spare(uint32_t number) noexcept {
+  for (BoxEntry& entry : header_->entries) {
+    const auto kind = static_cast<uint32_t>(entry.kind.load(std::memory_order_relaxed));
+    constexpr auto kSpare = static_cast<uint32_t>(BoxKind::spare);
+    if ((kind & kSpare) == 0) continue;
+    entry.number = number;
+    entry.kind.store(static_cast<BoxKind>(kind & ~kSpare), std::memory_order_release);
+  }
+}
+
+void Box::wake() noexcept {
+  if (has_keeper() && !is_woken_.exchange(true)) sem_post(&wake_);
+}
+
+void Box::wait() noexcept {
+  while (sem_wait(&wake_) != 0) {
+  }
+  is_woken_ = false;
+}
+
+void Box::keep_ahead() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (BoxEntry& entry : header_->entries) {
+    const BoxKind kind = entry.kind.load(std::memory_order_acquire);
+    // Once something is in memory alone, what follows it has no use in the file.
+    if (kind == BoxKind::none || header_->is_cut.load(std::memory_order_relaxed) != 0) continue;
+    const uint64_t backed = entry.backed.load(std::memory_order_relaxed);
+    const uint64_t count = entry.count.load(std::memory_order_relaxed);
+    const uint64_t used = std::min(entry.capacity, count * entry.item_bytes);
+    const uint64_t to = std::min(entry.capacity, rounded_up(used + ahead(kind, used), kPiece));
+    if (backed < to && allocate(entry.offset + backed, to - backed)) raise_to(entry.backed, to);
+  }
 }
 
 void Box::watch(void (*on_lost)() noexcept) noexcept {

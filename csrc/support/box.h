@@ -5,13 +5,18 @@
 //    the file system then takes microseconds, or longer while its disk is busy.
 // 2. File space is taken before it is touched (fallocate), piece by piece. Where there is none any more,
 //    the rest of the table is memory of the process alone, and the box says so. So a full disk is no
-//    SIGBUS, and a limit of the file's size no SIGXFSZ.
+//    SIGBUS, and a limit of the file's size no SIGXFSZ. A thread takes it ahead (session/keeper.h), because
+//    the file system may wait for its disk. A hook does so only if it fills a table faster than the thread
+//    can follow, or if there is no thread.
 // 3. The descriptor may be closed, or be another file's, by the program's doing: it is compared each time.
 // 4. A child does not have the mapping. after_fork_in_child() puts zeroes in its place.
 // 5. If somebody truncates the file, or its disk fails, the kernel raises SIGBUS at the next touch. Then
-//    zeroes take the place of the table, on_lost() ends the recording, and the process goes on.
+//    zeroes take the place of the table, on_lost() ends the recording, and the process goes on. If a later
+//    handler, such as faulthandler's, calls ours by raise(), the address is unknown: then the file's size tells.
 // 6. Its layout is below; restore/box_reader.h reads it.
 #pragma once
+
+#include <semaphore.h>
 
 #include <atomic>
 #include <cstddef>
@@ -44,6 +49,7 @@ enum class BoxKind : uint32_t {
   clock,
   accelerator_clock,
   description,
+  spare = 1 << 16,  // with the kind that it will have: readers do not look at it
 };
 
 struct alignas(64) BoxEntry {
@@ -62,7 +68,7 @@ static_assert(sizeof(BoxEntry) == 64);
 
 struct BoxHeader {
   static constexpr char kMagic[8] = {'p', 'y', 't', 'r', 'b', 'o', 'x', 0};
-  static constexpr uint32_t kLayout = 3, kEntries = 510;
+  static constexpr uint32_t kLayout = 4, kEntries = 510;
   char magic[8];
   uint32_t layout;
   std::atomic<uint32_t> is_cut;  // something did not find space in the file
@@ -101,7 +107,17 @@ class Box {
   // Makes the first bytes of a part usable, and some more. Returns how many are usable: less than
   // `wanted` only if the process has no address space.
   size_t back(const Place& place, size_t wanted) noexcept;
-  void give_back(const Place& place) noexcept;
+  void give_back(const Place& place) noexcept;  // not in a hook
+
+  // Spare parts become those of a generation that follows the stack of this number.
+  void begin_spare(uint32_t number) noexcept;
+
+  // The thread that takes space ahead: whether there is one, and its work. wake(): it has something to do.
+  void set_keeper(bool is_there) noexcept { has_keeper_.store(is_there, std::memory_order_relaxed); }
+  bool has_keeper() const noexcept { return has_keeper_.load(std::memory_order_relaxed); }
+  void wake() noexcept;
+  void wait() noexcept;
+  void keep_ahead() noexcept;
 
   // What is in the box stays usable, and grows in memory of the process alone.
   void close_file() noexcept;
@@ -116,10 +132,14 @@ class Box {
   int descriptor() const noexcept;
 
   static constexpr size_t kPage = 4096, kPiece = 64 * 1024;
+  static uint64_t ahead(BoxKind kind, uint64_t used) noexcept;
+
   const int slot_;  // of the descriptor
   const int process_;
   BoxHeader* header_ = nullptr;
-  std::mutex mutex_;  // guards the next two
+  sem_t wake_;
+  std::atomic<bool> has_keeper_{false}, is_woken_{false};
+  std::mutex mutex_;  // guards which entries there are, and the next two; held while the file grows
   uint64_t end_ = 0;  // of the file's parts
   uint64_t serial_ = 0;
 };

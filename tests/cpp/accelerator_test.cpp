@@ -455,12 +455,15 @@ TEST(events_keep_the_time_their_allocator_gave_them) {
 TEST(an_out_of_memory_that_is_recorded_late_has_the_time_of_the_allocators_clock) {
   Recording recording;
   record(0, PYTRACER_ALLOC, 64, 1, allocator_time());
+  const int64_t in_flight = allocator_time();  // another thread's, which comes to the log too late
   Registry::instance().record_oom(0, 512, 7);
+  record(0, PYTRACER_ALLOC, 96, 1, in_flight);
   record(0, PYTRACER_ALLOC, 128, 1, allocator_time());
   const View view = recording.session.view();
   const std::vector<Event> events = copy_events(view.devices[0]);
   CHECK(events[1].action == PYTRACER_OOM && events[1].size() == 512 && events[1].address == 7);
-  CHECK(events[0].ticks < events[1].ticks && events[1].ticks < events[2].ticks);
+  CHECK(events[1].stack == 0 && events[0].ticks < in_flight && in_flight < events[1].ticks);
+  CHECK(events[2].ticks == events[1].ticks && events[2].ticks < events[3].ticks);
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space

@@ -1,5 +1,6 @@
 // What is recorded into a box is found there by its reader.
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -51,7 +52,7 @@ TEST(a_box_has_what_threads_record) {
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 3; ++t) threads.emplace_back(work, t, 16'000);
   for (std::thread& thread : threads) thread.join();
-  CHECK(session.stats().stacks.generations > 2);
+  for (uint64_t t = 3; session.stats().stacks.generations <= 2; ++t) work(t, 1'000);  // a thread makes them
   // THEN the reader finds the same live blocks, and the same events but for the oldest one
   const View view = session.view();
   const BoxReader box(file);
@@ -89,6 +90,7 @@ TEST(a_box_without_space_goes_on_in_memory) {
   CHECK(dup2(other, taken) == taken);
   // WHEN more is recorded than the file has space for
   work(0, 8'000);
+  for (uint64_t i = 0; i < 10'000; ++i) alloc(uint64_t{9} << 32 | i * 64);
   // THEN nothing is missing, the box says that it is cut, and the other file is as it was
   CHECK(copy_events(session.view().devices[0]).size() == kEntries);
   CHECK(session.stats().stacks.dropped == 0);
@@ -99,6 +101,85 @@ TEST(a_box_without_space_goes_on_in_memory) {
   close(other);
   close(file);
 }
+
+// A hook waits for no disk: a thread makes the file longer before the hook needs it.
+TEST(a_part_of_a_box_grows_before_it_is_full) {
+  Box box(empty_file());
+  constexpr size_t kItem = 64, kAll = 64 << 20;
+  const Box::Place place = box.take({nullptr, BoxKind::nodes}, kAll, kItem);
+  const auto backed = [&] { return place.entry->backed.load(); };
+  size_t usable = 0;
+  for (size_t used = kItem; used < kAll; used += kItem) {
+    if (used > usable) {
+      const size_t before = backed();
+      usable = box.back(place, used);
+      CHECK(used <= usable && usable <= before && backed() == before);  // the hook took no space
+      place.entry->count = used / kItem;
+      box.keep_ahead();  // as the thread does at once; at most half of what was left is used before
+      CHECK(usable == kAll || usable < backed());
+    }
+  }
+  CHECK(backed() == kAll);
+}
+
+TEST(a_generation_of_a_box_is_made_and_destroyed_outside_of_hooks) {
+  const auto box = std::make_shared<Box>(empty_file());
+  box->set_keeper(true);
+  StackTable table(kStackBytes, box);
+  run_frames({frame_at(1, 1)});
+  const uint32_t first = stack_here(table);
+  CHECK(!table.begin_generation());  // it is not made yet
+  table.look_after();
+  CHECK(table.begin_generation());
+  const uint32_t renewed = table.renewed(first);
+  CHECK(renewed != first && table.end_generation() == StackTable::End::done);
+  CHECK(table.generation_of(first) != nullptr);  // it is still there
+  CHECK(!table.begin_generation());
+  table.look_after();
+  CHECK(table.generation_of(first) == nullptr && table.begin_generation());
+  CHECK(table.renewed(renewed) > renewed && table.end_generation() == StackTable::End::done);
+  box->set_keeper(false);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need memory
+TEST(a_ring_without_memory_for_more_slots_keeps_its_numbers) {
+  // GIVEN a ring in a box, whose first event is not number 0
+  constexpr uint32_t kMost = 400'000;
+  const int file = empty_file();
+  const auto box = std::make_shared<Box>(dup(file));
+  const auto numbered = [](uint64_t number) {
+    Event event{};
+    event.address = event.packed_size = number;
+    event.ticks = static_cast<int64_t>(number + 1);
+    event.device = PYTRACER_CPU_DEVICE;
+    return event;
+  };
+  RingBuffer small(5);
+  uint64_t number = 0;
+  for (; number < 13; ++number) small.append(numbered(number));
+  RingBuffer ring(kMost, small, {box, BoxKind::ring, PYTRACER_CPU_DEVICE});
+  std::vector<Event> held(kMost);
+  // WHEN neither the file grows any more, nor the kernel gives other memory
+  box->close_file();
+  rlimit before{};
+  CHECK(getrlimit(RLIMIT_DATA, &before) == 0);
+  const rlimit none{4096, before.rlim_max};
+  CHECK(setrlimit(RLIMIT_DATA, &none) == 0);
+  for (; number < 2 * kMost; ++number) ring.append(numbered(number));
+  CHECK(setrlimit(RLIMIT_DATA, &before) == 0);
+  // THEN it has fewer slots, and their events have their numbers, also for the box's reader
+  const uint32_t slots = ring.capacity();
+  CHECK(100'000 < slots && slots < kMost && ring.oldest() == number - slots);
+  CHECK(ring.copy(ring.oldest(), number, held.data()) == ring.oldest());
+  for (uint64_t i = 0; i < slots; ++i) CHECK(held[i].address == number - slots + i);
+  const BoxReader reader(file);
+  const BoxReader::Array* const array = reader.newest(BoxKind::ring, PYTRACER_CPU_DEVICE);
+  CHECK(array->number == slots && array->first == 8);
+  const std::vector<Event> read = reader.items<Event>(array, 0, slots);
+  for (uint64_t n = number - slots; n < number; ++n) CHECK(read[(n - array->first) % slots].address == n);
+  close(file);
+}
+#endif
 
 TEST(a_second_session_has_no_box_and_a_later_one_may) {
   const int file = empty_file();

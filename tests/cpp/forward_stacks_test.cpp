@@ -16,6 +16,7 @@
 #include "fake_frame_walk.h"
 #include "record/node_types.h"
 #include "record/parameter_numbers.h"
+#include "record/thread_slot.h"
 #include "session/autograd_threads.h"
 #include "session/session.h"
 #include "stack_here.h"
@@ -169,6 +170,41 @@ TEST(both_events_of_a_free_name_the_node_that_freed) {
   CHECK(shown(view, events[2].stack) == (Shown{2, std::nullopt, "MulBackward0", false}));
   CHECK(shown(view, events[3].stack).node == "MulBackward0");
   CHECK(shown(view, events[4].stack) == (Shown{1, std::nullopt, "", false}));
+  run_frames({});
+}
+
+TEST(a_new_thread_has_nothing_of_the_last_free_of_one_that_has_ended) {
+  Recording recording;
+  Session session({{0}, 100, 32, 1 << 20, Context::all, true});
+  session.start();
+  const auto record = [](uint8_t action) {
+    pytracer_event event{};
+    event.action = action;
+    event.address = 64;
+    event.size = kBytes;
+    run_frames({frame_at(1, 1), frame_at(2, 2)});
+    Recorder::record(&event);
+  };
+  record(PYTRACER_ALLOC);
+  // GIVEN a thread that ends after it has requested a free in a node
+  const ThreadSlot* slots[2];
+  std::thread([&] {
+    t_autograd.type = kMul;
+    record(PYTRACER_FREE_REQUESTED);
+    slots[0] = thread_slot();
+  }).join();
+  // WHEN the next one, which has its slot, completes the free at the same line, outside of the node
+  std::thread([&] {
+    record(PYTRACER_FREE_COMPLETED);
+    slots[1] = thread_slot();
+  }).join();
+  // THEN its event is its own
+  CHECK(slots[0] == slots[1]);
+  const View view = session.events();
+  const std::vector<Event> events = copy_events(view.devices[0]);
+  CHECK(events.size() == 3);
+  CHECK(shown(view, events[1].stack) == (Shown{2, std::nullopt, "MulBackward0", false}));
+  CHECK(shown(view, events[2].stack) == (Shown{2, std::nullopt, "", false}));
   run_frames({});
 }
 

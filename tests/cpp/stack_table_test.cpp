@@ -75,6 +75,20 @@ TEST(an_address_used_again_is_another_code_object) {
   CHECK(name_of(table, before) == "f7");
 }
 
+TEST(a_destroyed_code_object_that_no_stack_has_starts_no_walk_afresh) {
+  StackTable table(1 << 20);
+  run_frames({frame_at(7, 1)});
+  stack_here(table);
+  const uint64_t seed = table.seed();
+  table.code_destroyed(reinterpret_cast<const void*>(8));
+  CHECK(table.seed() == seed);
+  table.code_destroyed(reinterpret_cast<const void*>(7));
+  CHECK(table.seed() != seed);
+  const uint64_t later = table.seed();
+  table.code_destroyed(reinterpret_cast<const void*>(7));  // it was destroyed already
+  CHECK(table.seed() == later);
+}
+
 TEST(stacks_of_others_survive_a_destroyed_code) {
   StackTable table(1 << 20);
   std::vector<uint32_t> ids;

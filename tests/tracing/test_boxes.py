@@ -12,6 +12,7 @@ import pytest
 from amount import amount
 from processes import environment, installed, run, run_python, start
 
+from pytracer import _core
 from pytracer.boxes import places
 from pytracer.boxes.restoring import restore
 
@@ -203,15 +204,43 @@ with open("other", "wb+") as file:
     file.truncate(0)
     memory[0]
 """
-    for number, first in enumerate(("", "import faulthandler; faulthandler.enable()")):
+    handler = "import faulthandler; faulthandler.enable()\n"
+    for number, (first, later) in enumerate([("", ""), (handler, ""), ("", handler)]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        done = run(first + START + program, cwd=folder)
+        done = run(first + START + later + program, cwd=folder)
         # THEN it goes on, and a line says so; a bus error of its own ends it as usual
         assert done.stdout == "alive\n", done.stderr
         assert "nothing is recorded any more" in done.stderr
         assert done.returncode == -signal.SIGBUS
-        assert ("Fatal Python error: Bus error" in done.stderr) == bool(first)
+        assert ("Fatal Python error: Bus error" in done.stderr) == bool(first or later)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_bus_error_that_is_raised_ends_the_program(order: str, tmp_path: Path) -> None:
+    # GIVEN a box that is whole, and a handler that calls the one before it
+    handler = "import faulthandler; faulthandler.enable()\n"
+    program = handler + START if order == "before" else START + handler
+    # WHEN the program raises the signal itself THEN it ends as without pytracer
+    done = run(program + "os.kill(os.getpid(), 7)\nprint('alive')", cwd=tmp_path)
+    assert done.returncode == -signal.SIGBUS and not done.stdout, done.stderr
+
+
+def test_an_error_of_a_file_says_what_failed_on_what_and_why(tmp_path: Path) -> None:
+    # WHEN a box is made in a pipe, and read from a folder
+    pipe = os.pipe()
+    name = os.readlink(f"/proc/self/fd/{pipe[1]}")
+    with pytest.raises(OSError, match="Illegal seek") as made:
+        _core.open_box(pipe[1])
+    os.close(pipe[0])
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(IsADirectoryError) as read:
+        _core.Box(folder)
+    os.close(folder)
+    # THEN the error has all three
+    assert str(made.value) == f"[Errno 29] cannot make a box: Illegal seek: {name!r}"
+    text = f"[Errno 21] cannot read the box: Is a directory: {str(tmp_path)!r}"
+    assert str(read.value) == text
 
 
 def test_a_truncated_box_of_many_functions(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ __attribute__((always_inline)) inline Event DeviceLog::event(const pytracer_even
 }
 
 inline int64_t DeviceLog::ticks_of(const pytracer_event& given) noexcept {
-  if (given.ticks != 0) return std::max(given.ticks, oom_ticks_);  // the allocator has read its clock
+  if (given.ticks > oom_ticks_) return given.ticks;  // the allocator has read its clock
+  if (__builtin_expect(given.ticks != 0, 0)) return oom_ticks_;
   // A processor may execute the reading of its clock before it has the lock.
   return last_ticks_ = std::max(now_ticks(), last_ticks_);
 }

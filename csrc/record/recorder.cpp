@@ -103,24 +103,29 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
                                                               ForwardStacks& forward) noexcept {
   StackTable* stacks = stacks_.load(std::memory_order_acquire);
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
+  const uint64_t era = stacks->era();
+  const uint64_t seed = stacks->seed();
   const bool is_same_call = note_call(event, action, slot);
-  const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
-  uint32_t id;
-  do {  // a generation that begins meanwhile makes a second walk necessary
-    const uint64_t era = stacks->era();
-    const uint64_t seed = stacks->seed();
-    id = stack_of_thread(slot.walks, is_same_call);
-    if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
-      id = forward.attribute(*stacks, slot, event, id, era, seed);
-    } else if (is_same_call) {
-      id = ForwardStacks::attribute_completion(slot, id, seed);
-    } else if (action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED)) {
-      id = forward.attribute_free(*stacks, slot, id, seed);
-    }
-  } while (id == kUnknownStack);
+  uint32_t id = stack_of_thread(slot.walks, is_same_call);
+  if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
+    id = forward.attribute(*stacks, slot, event, id, era, seed);
+  } else if (is_same_call) {
+    id = ForwardStacks::attribute_completion(slot, id, seed);
+  } else {
+    const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
+    const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
+    if (is_free) id = forward.attribute_free(*stacks, slot, id, seed);
+  }
+  if (__builtin_expect(id == kUnknownStack, 0)) return stack_of_new_generation(event, action, slot, forward);
   // Links fill the table too, and the walks of a training that has gone on for a while are all known.
   if (stacks->wants_generation()) renewal_.step(*stacks, logs_, kMaxDevices);
   return id;
+}
+
+// A generation has begun meanwhile: walks again.
+uint32_t Recorder::stack_of_new_generation(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
+                                           ForwardStacks& forward) noexcept {
+  return attributed_stack(event, action, slot, forward);
 }
 
 // Not inlined, so that the path of a walk that repeats is short.

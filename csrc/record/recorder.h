@@ -90,6 +90,9 @@ class Recorder {
   uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;
   uint32_t attributed_stack(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
                             ForwardStacks& forward) noexcept;
+  __attribute__((cold, noinline)) uint32_t stack_of_new_generation(const pytracer_event& event, uint8_t action,
+                                                                   ThreadSlot& slot,
+                                                                   ForwardStacks& forward) noexcept;
   uint32_t find_or_intern(StackTable& stacks, WalkMemo& walks) noexcept;
 
   std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1

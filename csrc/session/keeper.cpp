@@ -35,6 +35,7 @@ void Keeper::look_after(std::shared_ptr<StackTable> stacks) noexcept {
 }
 
 void Keeper::run() noexcept {
+  box_->leave_descriptors();
   while (box_->wait(), !is_over_) {
     box_->keep_ahead();
     std::shared_ptr<StackTable> stacks;

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -204,7 +205,7 @@ int Box::descriptor() const noexcept {
 // Leaves the disk some space: the program's own files come first.
 bool Box::allocate(uint64_t offset, uint64_t bytes) noexcept {
   constexpr uint64_t kReserve = uint64_t{256} << 20;
-  const int file = descriptor();
+  int file = descriptor();
   rlimit limit{};
   struct statvfs disk {};
   if (file < 0 || g_files[slot_].is_truncated() || getrlimit(RLIMIT_FSIZE, &limit) != 0 ||
@@ -219,6 +220,7 @@ bool Box::allocate(uint64_t offset, uint64_t bytes) noexcept {
   }
   int result = -1;
   for (int attempt = 0; attempt < 100 && result != 0; ++attempt) {  // signals may interrupt it
+    file = descriptor();  // the program may have closed it just now
     result = fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     if (result != 0 && errno != EINTR) break;
   }
@@ -307,6 +309,18 @@ void Box::wait() noexcept {
   while (sem_wait(&wake_) != 0) {
   }
   is_woken_ = false;
+}
+
+void Box::leave_descriptors() noexcept {
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+  constexpr unsigned kUnshare = 2, kLast = ~0u;  // CLOSE_RANGE_UNSHARE
+  const File& file = g_files[slot_];
+  const auto own = static_cast<unsigned>(file.descriptor);
+  if (syscall(SYS_close_range, own + 1, kLast, kUnshare) != 0) return;
+  if (own != 0) syscall(SYS_close_range, 0, own - 1, 0);
+  if (!file.is_open()) close(file.descriptor);
 }
 
 void Box::keep_ahead() noexcept {

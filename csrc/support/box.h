@@ -9,6 +9,7 @@
 //    the file system may wait for its disk. A hook does so only if it fills a table faster than the thread
 //    can follow, or if there is no thread.
 // 3. The descriptor may be closed, or be another file's, by the program's doing: it is compared each time.
+//    The thread has a table of descriptors of its own, where the kernel can do that (Linux 5.9).
 // 4. A child does not have the mapping. after_fork_in_child() puts zeroes in its place.
 // 5. If somebody truncates the file, or its disk fails, the kernel raises SIGBUS at the next touch. Then
 //    zeroes take the place of the table, on_lost() ends the recording, and the process goes on. If a later
@@ -117,6 +118,7 @@ class Box {
   bool has_keeper() const noexcept { return has_keeper_.load(std::memory_order_relaxed); }
   void wake() noexcept;
   void wait() noexcept;
+  void leave_descriptors() noexcept;  // of the process: the thread has the box's alone, which nobody else closes
   void keep_ahead() noexcept;
 
   // What is in the box stays usable, and grows in memory of the process alone.

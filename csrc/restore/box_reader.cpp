@@ -26,7 +26,7 @@ BoxReader::BoxReader(int file) : file_(file) {
                 std::to_string(header->layout) + " instead of " + std::to_string(BoxHeader::kLayout));
   }
   is_cut_ = header->is_cut.load() != 0;
-  if (fstat(file, &about) != 0) throw IoError(errno, "cannot read the box", "");
+  if (fstat(file, &about) != 0) throw IoError(errno, "cannot read the box", name_of_file(file));
   uint64_t sum = 0;
   for (const BoxEntry& entry : header->entries) {
     const BoxKind kind = entry.kind.load();

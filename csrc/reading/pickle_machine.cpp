@@ -294,10 +294,12 @@ void PickleMachine::text(uint64_t size) {
   push(Value(Kind::string, strings_.intern(in_.text(size))));
 }
 
-// The bytes are little-endian two's complement; the last byte has the sign.
+// The bytes are little-endian two's complement; the last byte has the sign. No recorder writes more
+// than 64 bits, so more than 128 are None.
 void PickleMachine::long_integer(uint64_t size) {
-  if (size > 2 * sizeof(int64_t)) damaged("an integer of " + std::to_string(size) + " bytes");
+  if (size > kMostText) damaged("an integer of " + std::to_string(size) + " bytes");
   const std::string_view bytes = in_.text(size);
+  if (size > 2 * sizeof(int64_t)) return push(Value());
   const bool is_negative = !bytes.empty() && static_cast<signed char>(bytes.back()) < 0;
   uint64_t parts[2];
   std::memset(parts, is_negative ? 0xff : 0, sizeof(parts));

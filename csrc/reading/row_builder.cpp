@@ -53,7 +53,7 @@ RowBuilder::Row RowBuilder::row_kind(const Items& items) const noexcept {
   if (has(bit(kAction)) && (keys & (bit(kAddr) | bit(kDeviceFree)))) return Row::event;
   // A user's metadata may have the keys of frames and blocks too, so a value is checked as well.
   if (has(bit(kFilename) | bit(kName) | bit(kLine))) {
-    return value_at(items, kLine).is(Kind::integer) ? Row::frame : Row::none;
+    return value_at(items, kLine).kind() < Kind::string ? Row::frame : Row::none;
   }
   if (has(bit(kState) | bit(kSize))) {
     return values_.block_state(value_at(items, kState)) != kNoState ? Row::block : Row::none;
@@ -72,10 +72,10 @@ Value RowBuilder::event(const Items& items) {
     switch (key_number(items[i])) {
       case kAction: action = values_.action(value); break;
       case kAddr:
-      case kDeviceFree: address = values_.integer(value, "an event's address"); break;
-      case kSize: size = values_.integer(value, "an event's size"); break;
-      case kStream: stream = values_.integer(value, "an event's stream"); break;
-      case kTimeUs: time = values_.integer(value, "an event's time_us"); break;
+      case kDeviceFree: address = values_.integer(value, "an event's address", kBytes); break;
+      case kSize: size = values_.integer(value, "an event's size", kCount); break;
+      case kStream: stream = values_.integer(value, "an event's stream", kAny); break;
+      case kTimeUs: time = values_.integer(value, "an event's time_us", kTime); break;
       case kFrames: stack = values_.stack(value); break;
       case kForwardFrames:
       case kForwardExact:
@@ -120,7 +120,9 @@ void RowBuilder::allocation(Value dict) {
       case kForwardExact:
       case kForwardPhase:
       case kAutogradNode: break;  // with_backward() reads them
-      case kBirthStep: birth_step = values_.integer(value, "an allocation's birth_step"); break;
+      case kBirthStep:
+        birth_step = values_.integer(value, "an allocation's birth_step", kCount);
+        break;
       default: note_unknown("allocation", items[i]);
     }
   }
@@ -140,7 +142,7 @@ Value RowBuilder::frame(const Items& items) {
     switch (key_number(items[i])) {
       case kFilename: filename = values_.text(value, "a frame's filename"); break;
       case kName: name = values_.text(value, "a frame's name"); break;
-      case kLine: line = values_.integer(value, "a frame's line"); break;
+      case kLine: line = values_.integer(value, "a frame's line", kLineNumber); break;
       default: note_unknown("frame", items[i]);
     }
   }
@@ -155,9 +157,13 @@ Value RowBuilder::block(const Items& items) {
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
-      case kAddress: address = values_.integer(value, "a block's address"); break;
-      case kSize: size = values_.integer(value, "a block's size"); break;
-      case kRequestedSize: requested = values_.integer(value, "a block's requested_size"); break;
+      case kAddress:
+        address = values_.integer(value, "a block's address", kBytesOfBlock);
+        break;
+      case kSize: size = values_.integer(value, "a block's size", kBytes); break;
+      case kRequestedSize:
+        requested = values_.integer(value, "a block's requested_size", kBytesOfBlock);
+        break;
       case kState: state = values_.block_state(value); break;
       case kFrames: stack = values_.stack(value); break;
       case kForwardFrames:
@@ -169,8 +175,10 @@ Value RowBuilder::block(const Items& items) {
       case kCategoryRule: rule = values_.text(value, "a block's category_rule"); break;
       case kOwner: owner = values_.text(value, "a block's owner"); break;
       case kHolder: holder = values_.text(value, "a block's holder"); break;
-      case kOwners: owners = values_.integer(value, "a block's owners"); break;
-      case kBirthStep: birth_step = values_.integer(value, "a block's birth_step"); break;
+      case kOwners: owners = values_.integer(value, "a block's owners", kCount); break;
+      case kBirthStep:
+        birth_step = values_.integer(value, "a block's birth_step", kCount);
+        break;
       default: note_unknown("block", items[i]);
     }
   }
@@ -221,7 +229,7 @@ void RowBuilder::read_history(Value list, int64_t& requested, uint32_t& stack) {
   for (size_t i = 0; i < std::min(items.size(), kMostItems); i += 2) {
     const uint32_t key = key_number(items[i]);
     if (key == kRealSize && requested < 0) {
-      requested = values_.integer(items[i + 1], "a real_size");
+      requested = values_.integer(items[i + 1], "a real_size", kBytesOfBlock);
     }
     if (key == kFrames && stack == 0 && values_.is_list(items[i + 1])) {
       heap.share(items[i + 1]);  // the dict still refers to the list
@@ -238,10 +246,10 @@ Value RowBuilder::segment(const Items& items) {
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
-      case kDevice: device = values_.integer(value, "a segment's device"); break;
-      case kAddress: address = values_.integer(value, "a segment's address"); break;
-      case kTotalSize: size = values_.integer(value, "a segment's total_size"); break;
-      case kStream: stream = values_.integer(value, "a segment's stream"); break;
+      case kDevice: device = values_.integer(value, "a segment's device", kDeviceIndex); break;
+      case kAddress: address = values_.integer(value, "a segment's address", kBytes); break;
+      case kTotalSize: size = values_.integer(value, "a segment's total_size", kBytes); break;
+      case kStream: stream = values_.integer(value, "a segment's stream", kAny); break;
       case kSegmentType: kind = values_.text(value, "a segment's segment_type"); break;
       case kSegmentPoolId: pool = values_.pool(value); break;
       case kIsExpandable: is_expandable = value.is(Kind::boolean) && value.number() != 0; break;
@@ -258,7 +266,6 @@ Value RowBuilder::segment(const Items& items) {
     }
   }
   stack = with_backward(items, stack);
-  if (device < -1 || device >= kMostDevices) damaged(kTooManyDevices);
   RowRange blocks = values_.rows(block_list, Kind::block, "a segment's blocks");
   if (blocks.begin == blocks.end) blocks = {claimed_blocks_, claimed_blocks_};
   SegmentColumns& segments = tables_.segments;
@@ -286,9 +293,7 @@ void RowBuilder::claim_blocks(RowRange rows, size_t segment, int64_t address) {
     watch_.tick();
     blocks.segment[i] = static_cast<int64_t>(segment);
     if (blocks.address[i] < 0) blocks.address[i] = next;
-    if (__builtin_add_overflow(blocks.address[i], blocks.size[i], &next)) {
-      damaged("a block's size is too large");
-    }
+    next = std::min(blocks.address[i] + blocks.size[i], kMostBytes);
   }
 }
 

@@ -18,6 +18,7 @@
 namespace pytracer::reading {
 
 constexpr int64_t kMostDevices = 256;  // torch counts devices in 8 bits
+constexpr Meant kDeviceIndex{-1, kMostDevices - 1, -1};
 constexpr const char* kTooManyDevices = "more devices than there can be";
 
 class RowBuilder final : public Builder {

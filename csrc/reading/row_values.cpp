@@ -1,24 +1,32 @@
 #include "row_values.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string>
 
 namespace pytracer::reading {
 
-int64_t RowValues::integer(Value value, const char* what) const {
+int64_t RowValues::integer(Value value, const char* what, const Meant& meant) const {
+  const Heap& heap = tables_.heap;
+  int64_t number;
   switch (value.kind()) {
     case Kind::integer:
-    case Kind::boolean: return value.number();
-    case Kind::wide_integer: return tables_.heap.wide_integer(value);
-    case Kind::none: return 0;
+    case Kind::boolean: number = value.number(); break;
+    case Kind::wide_integer: number = heap.wide_integer(value); break;
+    case Kind::long_integer:
+      if (heap.high_part(value) != 0) return meant.unknown;
+      number = static_cast<int64_t>(heap.low_part(value));  // 64 bits without a sign
+      break;
     case Kind::real: {
-      const double number = tables_.heap.real(value);
-      if (number > -0x1p62 && number < 0x1p62) return static_cast<int64_t>(number);
+      const double real = heap.real(value);
+      if (!(real > -0x1p62 && real < 0x1p62)) return meant.unknown;
+      number = static_cast<int64_t>(real);
       break;
     }
-    default: break;
+    case Kind::none: return meant.unknown;
+    default: wrong_type(what);
   }
-  wrong_type(what);
+  return number < meant.least || number > meant.most ? meant.unknown : number;
 }
 
 uint32_t RowValues::text(Value value, const char* what) const {
@@ -79,11 +87,12 @@ Value RowValues::frame_of(uint32_t text) {
   if (function == std::string::npos || number == std::string::npos || number < kBegin.size()) {
     return known;
   }
-  int64_t line_number = 0;
-  for (size_t i = number + kLine.size(); i < function; ++i) {
-    if (line[i] < '0' || line[i] > '9' || line_number > INT32_MAX) return known;
-    line_number = 10 * line_number + (line[i] - '0');
-  }
+  const size_t digits = number + kLine.size();
+  const std::string_view written = std::string_view(line).substr(digits, function - digits);
+  if (written != "None" && written.find_first_not_of("0123456789") != written.npos) return known;
+  int64_t line_number = 0;  // unknown
+  std::from_chars(written.data(), written.data() + written.size(), line_number);
+  if (line_number > kLineNumber.most) line_number = kLineNumber.unknown;
   const uint32_t file =
       tables_.strings.intern(std::string_view(line).substr(kBegin.size(), number - kBegin.size()));
   const uint32_t name = tables_.strings.intern(line.substr(function + kFunction.size()));
@@ -102,7 +111,7 @@ uint32_t RowValues::pool(Value pair) {
   const Heap::Items& items = heap.items(pair);
   if (items.size() != 2) wrong_type("a pool id");
   const uint32_t row =
-      tables_.pools.intern(integer(items[0], "a pool id"), integer(items[1], "a pool id"));
+      tables_.pools.intern(integer(items[0], "a pool id", kAny), integer(items[1], "a pool id", kAny));
   heap.resolve(pair, Value(Kind::pool, row));
   heap.discard(pair);
   return row;

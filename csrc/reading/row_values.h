@@ -1,6 +1,7 @@
 // Turns the values of a dict's keys into what a row holds: numbers, texts, stacks, pools, actions.
 //
-// 1. None counts as a missing key: 0, "", the empty stack, the default pool.
+// 1. None counts as a missing key: 0, "", the empty stack, the default pool. So does a number that
+//    its key cannot mean: recorders write -1 as 2^64 - 1, and Python's integers have no bound.
 // 2. A value of another type than expected is a ReadError; `what` names it in the message.
 // 3. A list of frames or a pair of numbers that was turned into a row gives up its items.
 // 4. One thread.
@@ -11,11 +12,23 @@
 
 namespace pytracer::reading {
 
+// The numbers that a key can mean, and the one that stands for all others.
+struct Meant {
+  int64_t least, most, unknown;
+};
+constexpr int64_t kMostBytes = (int64_t{1} << 62) - 1;  // no sum of two is beyond 64 bits
+constexpr Meant kCount{0, INT64_MAX, 0};
+constexpr Meant kBytes{0, kMostBytes, 0};  // sizes, and addresses of events and segments
+constexpr Meant kBytesOfBlock{0, kMostBytes, -1};  // addresses and requested sizes
+constexpr Meant kLineNumber{0, INT32_MAX, 0};
+constexpr Meant kTime{0, INT64_MAX, kNoTime};
+constexpr Meant kAny{INT64_MIN, INT64_MAX, 0};  // streams are addresses, pools have any number
+
 class RowValues {
  public:
   RowValues(Tables& tables, Watch& watch) : tables_(tables), watch_(watch) {}
 
-  int64_t integer(Value value, const char* what) const;
+  int64_t integer(Value value, const char* what, const Meant& meant) const;
   uint32_t text(Value value, const char* what) const;
   uint32_t stack(Value list);
   // A list of texts as Python's traceback module formats frames, outermost first.

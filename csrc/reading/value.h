@@ -12,12 +12,14 @@
 namespace pytracer::reading {
 
 enum class Kind : uint8_t {
+  // Numbers, and what stands for an unknown one.
   none,
   boolean,
   integer,       // the number itself
   wide_integer,  // in the Heap: 61 to 64 bits
   long_integer,  // in the Heap: up to 128 bits
   real,          // in the Heap
+  // Others.
   string,        // in the Strings
   object,        // in the Heap: a list, a tuple or a dict
   // Rows of the Tables, to which objects are resolved.

@@ -8,7 +8,7 @@ from pytracer.text import printable
 
 
 def call_site_text(frame: Frame | None, width: int | None = None) -> str:
-    """Return a call site as text, as in "models/llama.py:123 forward".
+    """Return a call site as text, as in "models/llama.py:123 forward"; without an unknown line.
 
     Args:
         frame: The call site's frame; None if the call site is unknown.
@@ -21,7 +21,7 @@ def call_site_text(frame: Frame | None, width: int | None = None) -> str:
     if frame.filename in ("", "??"):  # a C++ function has no file
         return _shortened(printable(frame.name), width)
     folder, name = ["", *re.split(r"[/\\]", printable(frame.filename))][-2:]
-    file, function = f"{name}:{frame.line}", printable(frame.name)
+    file, function = f"{name}:{frame.line}" if frame.line else name, printable(frame.name)
     path = f"{folder}/{file}" if folder else file
     if width is None or len(path) + 1 + len(function) <= width:
         return f"{path} {function}"
@@ -60,7 +60,7 @@ def chain_text(frame: Frame | None, callers: Sequence[Frame]) -> str:
     text, before = call_site_text(frame), frame
     for caller in callers:
         where = call_site_text(caller)
-        if before is not None and caller.filename == before.filename:
+        if before is not None and caller.filename == before.filename and caller.line:
             where = f":{caller.line} {printable(caller.name)}"
         text, before = f"{text} ← {where}", caller
     return text

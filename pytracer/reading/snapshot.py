@@ -50,7 +50,7 @@ class Frame(NamedTuple):
     Attributes:
         filename: The path of the source file.
         name: The function's name.
-        line: The line number.
+        line: The line number; 0: unknown.
     """
 
     filename: str
@@ -73,7 +73,7 @@ class Stacks:
         offsets: int64, where each stack begins in `frame`, and the end of the last stack.
         frame: uint32, the frames of all stacks, one stack after the other.
         filename, name: uint32, for each distinct frame an index in `strings`.
-        line: int64, for each distinct frame the line number.
+        line: int64, for each distinct frame the line number; 0: unknown.
         forward: uint32, for the stack of an allocation in the backward pass the stack of the
             forward call that made its autograd node; 0: unknown, or not in the backward pass.
         node: uint32, the name of that node, such as LogSoftmaxBackward0: an index in `strings`.
@@ -176,7 +176,7 @@ class Segments(_Columns):
     """The memory that the allocators had reserved at the end; columns of equal length.
 
     Attributes:
-        device: int64, the index of the device's trace.
+        device: int64, the index of the device's trace; -1: unknown.
         address, size_bytes, stream: int64.
         kind: uint32, "small" or "large": an index in the snapshot's `strings`.
         pool: uint32, an index in the snapshot's `pools`.
@@ -294,10 +294,15 @@ class Snapshot:
         return next((name for name in self.metadata.backends or () if name != "cpu"), "")
 
     def device_name(self, device: int) -> str:
-        """Return the name of a device, as in "cuda:1", "cpu", "host"; "device 1" if unknown."""
+        """Return the name of a device, as in "cuda:1", "cpu", "host"; "device 1" if unknown.
+
+        -1 is the device of segments whose device is unknown.
+        """
         kind = self.backend(device)
         if kind in ("cpu", "host"):
             return kind
+        if device < 0:
+            return "unknown device"
         return f"{kind}:{device}" if kind else f"device {device}"
 
     @property

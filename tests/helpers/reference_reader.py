@@ -28,6 +28,26 @@ from pytracer.reading.snapshot import (
 STATES = {"active_allocated": ALLOCATED, "inactive": INACTIVE}
 
 
+def meant(value: Any, most: int = 2**62 - 1, least: int = 0, unknown: int = 0) -> int:
+    """Return a number of a file; `unknown` if it is none that its key can mean.
+
+    64 bits may have a sign or not.
+    """
+    if value is None or (isinstance(value, float) and not abs(value) < 2**62):
+        return unknown
+    number = int(value)
+    if 2**63 <= number < 2**64:
+        number -= 2**64
+    return number if least <= number <= most else unknown
+
+
+MOST = 2**63 - 1  # of 64 bits with a sign
+
+
+def any_number(value: Any) -> int:
+    return meant(value, MOST, -MOST - 1)
+
+
 class Numbers(dict[Any, int]):
     """A dictionary that numbers its keys in the order of their first use."""
 
@@ -52,7 +72,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
     actions = Numbers({name: value for value, name in enumerate(ACTIONS)})
 
     def plain(found: list[dict[str, Any]]) -> Any:
-        return tuple(frames[f["filename"], f["name"], f["line"]] for f in found)
+        return tuple(frames[f["filename"], f["name"], meant(f["line"], 2**31 - 1)] for f in found)
 
     def stack(row: dict[str, Any], default: list[dict[str, Any]] | None = None) -> int:
         numbers = plain(row.get("frames", default or []))
@@ -72,19 +92,19 @@ def convert(content: Any, path: str = "") -> Snapshot:
         rows = [
             (
                 actions[e["action"]],
-                e["device_free"] if "device_free" in e else e.get("addr", 0),
-                e.get("size", 0),
-                e.get("stream", 0),
-                e.get("time_us", NO_TIME),
+                meant(e["device_free"] if "device_free" in e else e.get("addr", 0)),
+                meant(e.get("size", 0), MOST),
+                any_number(e.get("stream", 0)),
+                meant(e.get("time_us"), MOST, unknown=NO_TIME),
                 stack(e),
-                pools[tuple(e.get("pool_id", (0, 0)))],
+                pools[tuple(map(any_number, e.get("pool_id", (0, 0))))],
                 strings[e.get("compile_context", "")],
                 strings[e.get("user_metadata", "")],
             )
             for e in events
         ]
         missing = [
-            (event, stack(e["allocation"]), e["allocation"].get("birth_step", 0))
+            (event, stack(e["allocation"]), meant(e["allocation"].get("birth_step", 0), MOST))
             for event, e in enumerate(events)
             if "allocation" in e
         ]
@@ -100,37 +120,42 @@ def convert(content: Any, path: str = "") -> Snapshot:
     for list_name, s in [(name, s) for name in in_order for s in top[name]]:
         segments.append(
             (
-                s.get("device", 0) if list_name == "segments" else host_device,
-                s["address"],
-                s["total_size"],
-                s.get("stream", 0),
+                meant(s.get("device", 0), 255, unknown=-1)
+                if list_name == "segments"
+                else host_device,
+                meant(s["address"]),
+                meant(s["total_size"]),
+                any_number(s.get("stream", 0)),
                 strings[s.get("segment_type", "")],
-                pools[tuple(s.get("segment_pool_id", (0, 0)))],
+                pools[tuple(map(any_number, s.get("segment_pool_id", (0, 0))))],
                 s.get("is_expandable", False),
                 stack(s),
                 len(blocks),
             )
         )
-        address = s["address"]
+        address = meant(s["address"])
         for b in s["blocks"]:
-            history = b.get("history") or [{}]
+            history, size = b.get("history") or [{}], meant(b["size"])
+            begin = meant(b.get("address"), unknown=-1)
+            address = address if begin < 0 else begin
+            requested = meant(b.get("requested_size", history[0].get("real_size")), unknown=-1)
             blocks.append(
                 (
                     len(segments) - 1,
-                    b.get("address", address),
-                    b["size"],
-                    b.get("requested_size", history[0].get("real_size", b["size"])),
+                    address,
+                    size,
+                    size if requested < 0 else requested,
                     STATES.get(b["state"], PENDING_FREE),
                     stack(b, history[0].get("frames", [])),
                     strings[b.get("category", "")],
                     strings[b.get("category_rule", "")],
                     strings[b.get("owner", "")],
                     strings[b.get("holder", "")],
-                    b.get("owners", 0),
-                    b.get("birth_step", 0),
+                    meant(b.get("owners", 0), MOST),
+                    meant(b.get("birth_step", 0), MOST),
                 )
             )
-            address += b["size"]
+            address = min(address + size, 2**62 - 1)
 
     names = columns([(strings[f], strings[n], line) for f, n, line in frames], "u4 u4 i8")
     texts = list(strings)

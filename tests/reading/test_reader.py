@@ -15,6 +15,7 @@ import pytest
 import reference_reader
 from snapshot_equality import assert_same
 
+from pytracer.analysis.frame_text import call_site_text
 from pytracer.errors import PytracerError
 from pytracer.reading import files, load
 from pytracer.reading.metadata import FileMetadata
@@ -211,13 +212,71 @@ def test_users_values_are_not_rows() -> None:
     assert load(pickle.dumps({**SNAPSHOT, "pytracer": about})).metadata.as_written == about
 
 
+NUMBERS = [
+    *(0, 255, 256, 65536, -1, 2**31, 2**47, 2**62, -(2**63), 2**63 - 1, 2**63, 2**64 - 1, 2**64),
+    *(-(2**63) - 1, 2**127, -(2**127), 2**200, -(2**3000), float("nan"), float("inf"), 1e30, None),
+]
+
+
+def numbers_in(value: Any, *path: Any) -> list[tuple[Any, ...]]:
+    """Return where the numbers of a snapshot are."""
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [found for key, item in items for found in numbers_in(item, *path, key)]
+    return [path] if type(value) is int else []
+
+
+def replaced(value: Any, path: tuple[Any, ...], number: Any) -> Any:
+    """Return a copy of a snapshot with another number at a place."""
+    if not path:
+        return number
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], number)
+    return tuple(copy) if isinstance(value, tuple) else copy
+
+
+def test_a_number_may_be_any() -> None:
+    # GIVEN a snapshot, and each of its numbers in turn as no recorder means it
+    meant = {key: SNAPSHOT[key] for key in ("segments", "device_traces")}
+    places = numbers_in(meant)
+    assert {path[-1] for path in places} >= {"line", "addr", "stream", "device", "time_us", "size"}
+    for path in places:
+        for number in NUMBERS:
+            content = replaced(meant, path, number)
+            # WHEN it is loaded, THEN that number is unknown, and all others are as they were
+            assert_same(load(pickle.dumps(content)), reference_reader.convert(content))
+
+
+@pytest.mark.parametrize("line", [2**64 - 1, -1, 2**31, 2**200, None])
+def test_an_unknown_line(line: int | None) -> None:
+    # GIVEN the frame of a code object without a line number, as torch writes those of Dynamo
+    event = {**EVENT, "frames": [{**STEP, "line": line}, MAIN]}
+    event["forward_frames"] = [f'  File "a.py", line {line}, in f\n'] if line != -1 else []
+    data = pickle.dumps({"segments": [], "device_traces": [[event]]})
+    # WHEN it is loaded, THEN the frame is there, without its line
+    stacks = load(data).stacks
+    step = Frame("train.py", "step", 0)
+    assert stacks.frames(len(stacks) - 1) == (step, Frame("train.py", "main", 7))
+    assert call_site_text(step) == "train.py step"
+    assert line == -1 or stacks.frames(stacks.forward[-1]) == (Frame("a.py", "f", 0),)
+
+
+def test_other_numbers_may_be_any() -> None:
+    # GIVEN numbers of any size in the values that the reader passes on
+    values = {"x": [2**63, -(2**127), 2**127 - 1, 2**200], 2**62: 1, -(2**63): 2}
+    content = {**SNAPSHOT, "pytracer": values}
+    # WHEN they are loaded, THEN they are as they were; more than 128 bits are unknown
+    expected = {**values, "x": [*values["x"][:3], None]}
+    assert load(pickle.dumps(content)).metadata.as_written == expected
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_snapshots(seed: int) -> None:
     """Load random snapshots with batches of any size, and with shared and separate stacks."""
     rng = random.Random(seed)
     frames = [{"filename": f"é{i}\udcff", "name": "f" * i, "line": i} for i in range(40)]
     stacks = [rng.choices(frames, k=rng.randrange(6)) for _ in range(30)]
-    number = lambda: rng.choice([0, 255, 256, 65536, -1, 2**31, 2**47, 2**62, -(2**63), 2**63 - 1])  # noqa: E731
+    number = lambda: rng.choice(NUMBERS)  # noqa: E731
     traces = [
         [
             {

@@ -68,12 +68,14 @@ py::object PythonValues::make_object(Value value, int depth) {
   return tables_.heap.shape(value) == Shape::list ? py::object(list) : py::tuple(list);
 }
 
-// Only kinds whose hash a file cannot choose: chosen hashes would make the dict slow.
+// Only values of which few have one hash: many would make the dict slow. The hashes of integers are
+// their remainders of 2^61 - 1.
 py::object PythonValues::make_key(Value value) {
   switch (value.kind()) {
     case Kind::none:
     case Kind::boolean:
     case Kind::integer:
+    case Kind::wide_integer:
     case Kind::string: return make(value);
     default: damaged("a dict has a key that is no text and no number");
   }

@@ -6,10 +6,14 @@ together with all settings in force, and restoring names each key that was chang
 """
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
+from collections.abc import Mapping, Set
 from types import TracebackType
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 from pytracer.backends import devices
 from pytracer.backends.names import ACCELERATORS
@@ -125,8 +129,8 @@ def allocator_settings(settings: str, *, device: str = "auto") -> "AllocatorSett
         device: "auto" (the accelerator that is there), "cuda" or "npu", initialised or not.
 
     Returns:
-        A context manager that restores the earlier settings at the end of its block. It may be
-        ignored.
+        A context manager that takes its change back at the end of its block. Blocks may end in any
+        order. It may be ignored.
 
     Raises:
         ConfigError: The settings are malformed, the allocator refuses them, or they cannot be
@@ -157,7 +161,11 @@ def _accelerator(device: str) -> str:
 
 
 class AllocatorSettings(contextlib.AbstractContextManager[None]):
-    """A change of the allocator's settings. The end of its block restores the earlier settings."""
+    """A change of the allocator's settings. The end of its block takes it back."""
+
+    _numbers: ClassVar = itertools.count(1)
+    _latest: ClassVar = 0
+    _all: ClassVar["WeakValueDictionary[int, AllocatorSettings]"] = WeakValueDictionary()
 
     def __init__(self, backend: str, change: str) -> None:
         """Make the change; raises as `allocator_settings` does."""
@@ -177,11 +185,11 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the settings in force before the change."""
+        """Take the change back: restore what its settings were before it."""
         if self._before is not None:
             before, self._before = self._before, None
             try:
-                self._restore(before)
+                self._restore(before if self._number == self._latest else self._taken_out(before))
             except Exception as problem:  # this must not replace the block's own exception
                 warn_once(f'the allocator settings "{before}" could not be restored: {problem}')
 
@@ -219,6 +227,25 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
         for key in self._change.keys() - known.keys() - set(BACK_TO_DEFAULT):
             warn_once(f"{key} will keep its new value: pytracer does not know the earlier one")
         self._before = before
+        self._number = AllocatorSettings._latest = next(self._numbers)
+        self._all[self._number] = self
+
+    def _taken_out(self, before: str) -> str:
+        """Return the settings in force without this change, after which others were made.
+
+        What a later change set again stays. The end of the later one restores what was before this.
+        """
+        earlier, own = parse_settings(before), set(self._change)
+        for number, later in sorted(self._all.items()):
+            if number < self._number or later._before is None or later._backend != self._backend:
+                continue
+            later._before = format_settings(_replaced(parse_settings(later._before), own, earlier))
+            again = own & later._change.keys()
+            later._old = _replaced(later._old, again, self._old)
+            own -= again
+        self._old = {key: value for key, value in self._old.items() if key in own}
+        found = _replaced(parse_settings(running.in_force(self._backend)), own, earlier)
+        return before if found == earlier else format_settings(found)
 
     def _refuse_unchangeable(self, items: dict[str, str], new: dict[str, str]) -> None:
         for key, value in self._change.items():
@@ -253,3 +280,9 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
             with contextlib.suppress(Exception):
                 running.send_back(backend, {key: value}, format_settings(items | {key: value}))
         running.send_back(backend, {}, before)
+
+
+def _replaced(items: dict[str, str], keys: Set[str], by: Mapping[str, str]) -> dict[str, str]:
+    """Return `items` with the values that `by` has for some keys, and without those it lacks."""
+    kept = {key: value for key, value in items.items() if key not in keys}
+    return kept | {key: by[key] for key in keys if key in by}

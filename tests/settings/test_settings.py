@@ -3,15 +3,16 @@
 import os
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import run
 
 import pytracer
 from pytracer.errors import ConfigError, HookError, PytracerError
-from pytracer.settings import running
+from pytracer.settings import change, running
 from pytracer.settings.change import check_in_new_process, in_force, variables
 from pytracer.settings.keys import is_shown_as, refusal, shown_value
 from pytracer.variables import format_settings, merge_settings, parse_settings
@@ -283,3 +284,67 @@ def test_values_that_are_shown(
         assert is_shown_as(key, text, {key: actual})
     elif not isinstance(actual, dict) or not any(actual.values()):
         assert shown_value(key, {key: actual}) is None  # the default, which has no name
+
+
+class FakeAllocator:
+    """An allocator that takes one string, as torch's do: it forgets what the string lacks."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def get_allocator_backend(self) -> str:
+        return "native"
+
+    def is_initialized(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
+    fake = FakeAllocator()
+    monkeypatch.setattr(change, "torch_module", lambda _: fake)
+    monkeypatch.setattr(running, "in_force", lambda _: fake.text)
+    monkeypatch.setattr(running, "unmet_settings", lambda *_: {})
+    monkeypatch.setattr(running, "reset_by", lambda *_: None)
+    monkeypatch.setattr(
+        running, "send", lambda _, __, whole: setattr(fake, "text", format_settings(whole))
+    )
+    monkeypatch.setattr(running, "send_back", lambda _, __, text: setattr(fake, "text", text))
+    return fake
+
+
+CHANGES = st.lists(
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from("123"), min_size=1), max_size=5
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from("abc"), st.sampled_from("123")), CHANGES, st.randoms())
+def test_changes_end_in_any_order(
+    allocator: FakeAllocator, begin: dict[str, str], changes: list[dict[str, str]], rng: Random
+) -> None:
+    # GIVEN changes one after the other, as of overlapping contexts
+    allocator.text = format_settings(begin)
+    made = [change.AllocatorSettings("cuda", format_settings(each)) for each in changes]
+    ended: set[int] = set()
+    for number in rng.sample(range(len(made)), len(made)):
+        # WHEN one ends
+        made[number].__exit__(None, None, None)
+        ended.add(number)
+        # THEN the settings are those of the others, in the order in which they were made
+        wanted = dict(begin)
+        for other, each in enumerate(changes):
+            wanted |= {} if other in ended else each
+        assert parse_settings(allocator.text) == wanted
+    # AND in the end they are as they were
+    assert parse_settings(allocator.text) == begin
+
+
+def test_a_change_for_good_inside_another_stays(allocator: FakeAllocator) -> None:
+    # GIVEN a change for a while, in which others are made for good
+    allocator.text = "a:1"
+    with change.AllocatorSettings("cuda", "a:2,b:2"):
+        change.AllocatorSettings("cuda", "c:3")
+        allocator.text += ",d:4"  # by torch's own function
+    # WHEN it ends, THEN it takes back what it set
+    assert parse_settings(allocator.text) == {"a": "1", "c": "3", "d": "4"}

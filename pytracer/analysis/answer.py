@@ -51,6 +51,8 @@ class Line:
         frame: The call site in the text; None for none.
         is_command: Whether the text is a command.
         source: The source of the call site, if the snapshot has it; else "".
+        segment_bytes: The size of the segment that the allocator needed for `size_bytes`, which
+            torch's message names, if it is shown as another size; else None.
     """
 
     role: str
@@ -60,6 +62,14 @@ class Line:
     frame: Frame | None = None
     is_command: bool = False
     source: str = ""
+    segment_bytes: int | None = None
+
+    @property
+    def amount(self) -> str:
+        """The bytes before the text, as in "1 MiB, a segment of 2 MiB"; "" for none."""
+        amount = "" if self.size_bytes is None else size(self.size_bytes)
+        segment = self.segment_bytes
+        return amount if segment is None else f"{amount}, a segment of {size(segment)}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class Answer:
         first = facts[0]
         if first.role == "why":
             return f"{self.verdict}, {first.text}"
-        amount = "" if first.size_bytes is None else f"{size(first.size_bytes)} at "
+        amount = f"{first.amount} at " if first.amount else ""
         return f"{self.verdict}; {first.role} {amount}{first.text}"
 
     def texts(self, *roles: str) -> list[str]:
@@ -175,7 +185,7 @@ def log_lines(answer: Answer, roles: Sequence[str] = _LOGGED) -> list[str]:
 
 def one_line(line: Line) -> str:
     """Return a line of an answer as one line of text, whatever its length."""
-    amount = "" if line.size_bytes is None else f"{size(line.size_bytes)} "
+    amount = f"{line.amount} " if line.amount else ""
     note = f" ({line.note.rstrip('.')})" if line.note else ""
     return f"{amount}{line.text}{note}"
 
@@ -190,7 +200,7 @@ def _rendered(
         found = [answer.verdict, " " + answer.where]
     for role, same in groupby(lines, key=lambda line: line.role):
         rows = list(same)
-        sizes = ["" if row.size_bytes is None else size(row.size_bytes) for row in rows]
+        sizes = [row.amount for row in rows]
         column = max(map(len, sizes))
         label = f" {role}"
         for row, amount in zip(rows, sizes, strict=True):

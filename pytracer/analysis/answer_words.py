@@ -136,7 +136,12 @@ def _of_oom(explanation: Explanation) -> Answer:
     verdict = f"OUT OF MEMORY: {' and '.join(REASONS[kind] for kind in kinds)}"
     asked = chain_text(oom.call_site, shown_callers(oom.call_site, oom.callers))
     if oom.library_error is None:
-        lines = [Line("asked", asked, size_bytes=oom.requested_bytes, frame=oom.call_site)]
+        requested, segment = oom.requested_bytes, oom.segment_bytes
+        is_told = explanation.is_cpu or size(segment) == size(requested)
+        needed = None if is_told else segment
+        lines = [
+            Line("asked", asked, "", requested, frame=oom.call_site, segment_bytes=needed),
+        ]
     else:
         lines = [Line("asked", f"by a library: {oom.library_error}")]
     place = "in the system" if explanation.is_cpu else "on the device"

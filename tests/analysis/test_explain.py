@@ -13,7 +13,7 @@ from pytracer.analysis.oom.kinds import FREED
 from pytracer.text import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 KIB = 2**10
 
 MODEL = ("model.py", "forward", 31)
@@ -422,6 +422,38 @@ def test_memory_that_became_free_meanwhile(used: int, settings: str, is_freed: b
     program.out_of_memory(MIB, 0, MODEL)
     (found,) = explain(program.snapshot())
     assert ([verdict.kind for verdict in found.verdicts] == [FREED]) == is_freed
+
+
+@pytest.mark.parametrize(
+    ("requested", "in_message", "backend", "amount"),
+    [
+        (MIB, 2 * MIB, "cuda", "1 MiB, a segment of 2 MiB"),
+        (MIB + 512, 20 * MIB, "npu", "1 MiB, a segment of 20 MiB"),
+        (5 * MIB, 40 * MIB, "cuda", "5 MiB, a segment of 40 MiB"),  # with large_segment_size_mb
+        (12 * MIB, 12 * MIB, "cuda", "12 MiB"),
+        (4 * GIB - 1, 4 * GIB, "cuda", "4 GiB"),
+        (MIB, MIB, "cpu", "1 MiB"),
+    ],
+)
+def test_the_request_and_the_segment_of_torchs_message(
+    requested: int, in_message: int, backend: str, amount: str
+) -> None:
+    # GIVEN an error whose message names the segment that the allocator needed
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": in_message})
+    program.metadata["backends"] = [backend]
+    program.metadata["devices"][0]["is_cpu"] = backend == "cpu"
+    if backend == "cpu":
+        program.metadata["oom"]["device"] = -1
+    program.alloc(MIB, MODEL)
+    program.out_of_memory(requested, 0, MODEL)
+    (found,) = explain(program.snapshot())
+    # THEN the answer has both sizes, in one line of the log and of the terminal, and in the headline
+    answer = answer_of(found)
+    site = "model.py:31 forward"
+    assert f"asked: {amount} {site}" in "\n".join(log_lines(answer))
+    assert f"asked   {amount}  {site}" in str(answer)
+    assert f"; asked {amount} at {site}" in answer.headline
 
 
 @pytest.mark.parametrize(("later", "is_known"), [("alloc", True), ("free_requested", False)])

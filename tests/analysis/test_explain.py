@@ -448,7 +448,7 @@ def test_the_request_and_the_segment_of_torchs_message(
     program.alloc(MIB, MODEL)
     program.out_of_memory(requested, 0, MODEL)
     (found,) = explain(program.snapshot())
-    # THEN the answer has both sizes, in one line of the log and of the terminal, and in the headline
+    # THEN the answer has both sizes, in the log, in the terminal and in the headline
     answer = answer_of(found)
     site = "model.py:31 forward"
     assert f"asked: {amount} {site}" in "\n".join(log_lines(answer))

@@ -105,6 +105,15 @@ def brief(value: object) -> str:
     return shown if len(shown) <= _MOST_QUOTED else f"{shown[:half]}...{shown[-half:]}"
 
 
+class BriefRepr:
+    """A dataclass whose `repr` is bounded: a notebook stores that of what its cells return."""
+
+    def __repr__(self) -> str:
+        """Return the class and each attribute, shortened."""
+        values = ", ".join(f"{name}={brief(value)}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({values})"
+
+
 def printable(text: str) -> str:
     """Replace characters that would control the terminal.
 

@@ -71,8 +71,8 @@ Value RowBuilder::event(const Items& items) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
       case kAction: action = values_.action(value); break;
-      case kAddr:
-      case kDeviceFree: address = values_.integer(value, "an event's address", kBytes); break;
+      case kAddr: address = values_.integer(value, "an event's address", kAny); break;
+      case kDeviceFree: address = values_.integer(value, "an event's device_free", kBytes); break;
       case kSize: size = values_.integer(value, "an event's size", kCount); break;
       case kStream: stream = values_.integer(value, "an event's stream", kAny); break;
       case kTimeUs: time = values_.integer(value, "an event's time_us", kTime); break;
@@ -158,11 +158,11 @@ Value RowBuilder::block(const Items& items) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
       case kAddress:
-        address = values_.integer(value, "a block's address", kBytesOfBlock);
+        address = values_.integer(value, "a block's address", kBlockAddress);
         break;
       case kSize: size = values_.integer(value, "a block's size", kBytes); break;
       case kRequestedSize:
-        requested = values_.integer(value, "a block's requested_size", kBytesOfBlock);
+        requested = values_.integer(value, "a block's requested_size", kRequestedBytes);
         break;
       case kState: state = values_.block_state(value); break;
       case kFrames: stack = values_.stack(value); break;
@@ -229,7 +229,7 @@ void RowBuilder::read_history(Value list, int64_t& requested, uint32_t& stack) {
   for (size_t i = 0; i < std::min(items.size(), kMostItems); i += 2) {
     const uint32_t key = key_number(items[i]);
     if (key == kRealSize && requested < 0) {
-      requested = values_.integer(items[i + 1], "a real_size", kBytesOfBlock);
+      requested = values_.integer(items[i + 1], "a real_size", kRequestedBytes);
     }
     if (key == kFrames && stack == 0 && values_.is_list(items[i + 1])) {
       heap.share(items[i + 1]);  // the dict still refers to the list
@@ -247,7 +247,7 @@ Value RowBuilder::segment(const Items& items) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
       case kDevice: device = values_.integer(value, "a segment's device", kDeviceIndex); break;
-      case kAddress: address = values_.integer(value, "a segment's address", kBytes); break;
+      case kAddress: address = values_.integer(value, "a segment's address", kAny); break;
       case kTotalSize: size = values_.integer(value, "a segment's total_size", kBytes); break;
       case kStream: stream = values_.integer(value, "a segment's stream", kAny); break;
       case kSegmentType: kind = values_.text(value, "a segment's segment_type"); break;
@@ -293,7 +293,7 @@ void RowBuilder::claim_blocks(RowRange rows, size_t segment, int64_t address) {
     watch_.tick();
     blocks.segment[i] = static_cast<int64_t>(segment);
     if (blocks.address[i] < 0) blocks.address[i] = next;
-    next = std::min(blocks.address[i] + blocks.size[i], kMostBytes);
+    if (__builtin_add_overflow(blocks.address[i], blocks.size[i], &next)) next = INT64_MAX;
   }
 }
 

@@ -16,13 +16,13 @@ namespace pytracer::reading {
 struct Meant {
   int64_t least, most, unknown;
 };
-constexpr int64_t kMostBytes = (int64_t{1} << 62) - 1;  // no sum of two is beyond 64 bits
 constexpr Meant kCount{0, INT64_MAX, 0};
-constexpr Meant kBytes{0, kMostBytes, 0};  // sizes, and addresses of events and segments
-constexpr Meant kBytesOfBlock{0, kMostBytes, -1};  // addresses and requested sizes
+constexpr Meant kBytes{0, (int64_t{1} << 62) - 1, 0};  // no sum of two is beyond 64 bits
+constexpr Meant kRequestedBytes{kBytes.least, kBytes.most, -1};
 constexpr Meant kLineNumber{0, INT32_MAX, 0};
 constexpr Meant kTime{0, INT64_MAX, kNoTime};
-constexpr Meant kAny{INT64_MIN, INT64_MAX, 0};  // streams are addresses, pools have any number
+constexpr Meant kAny{INT64_MIN, INT64_MAX, 0};  // addresses, streams and pools: any 64 bits
+constexpr Meant kBlockAddress{kAny.least, kAny.most, -1};
 
 class RowValues {
  public:

@@ -50,13 +50,13 @@ from pytracer.analysis.stream_memory import StreamMemory, idle_streams, stream_m
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.reading.metadata import Killed
 from pytracer.reading.snapshot import Snapshot
-from pytracer.text import number
+from pytracer.text import BriefRepr, number
 
 TOP = 5  # how many call sites an explanation has
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(BriefRepr):
     """The explanation of one device of a file.
 
     Attributes:

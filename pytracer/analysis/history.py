@@ -15,6 +15,7 @@ from pytracer.analysis.allocator_rules import SMALL_BYTES, allocator_rules
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
 from pytracer.reading.snapshot import PENDING_FREE, Column, Snapshot, Trace, compress_constant
+from pytracer.text import BriefRepr
 
 Blocks = TypeVar("Blocks", bound="Lifetimes")
 
@@ -98,8 +99,8 @@ class Lifetimes:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class History:
+@dataclass(frozen=True, eq=False, repr=False)
+class History(BriefRepr):
     """The usage and the blocks of a device during a trace.
 
     Attributes:

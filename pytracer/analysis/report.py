@@ -44,6 +44,7 @@ from pytracer.reading.snapshot import (
     Snapshot,
     Trace,
 )
+from pytracer.text import BriefRepr
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,8 @@ class DeviceReport:
     series: UsageSeries | None
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(BriefRepr):
     """The report of a file.
 
     Attributes:

@@ -146,6 +146,9 @@ def _dataset(path: str, folders: ExitStack) -> Path:
         return Path(path)
     from pytracer.commands.fleet_collect import collect_with_progress
     from pytracer.fleet.collection import LocalEngine
+    from pytracer.fleet.report import check_packages
+
+    check_packages("duckdb", "pyarrow")
 
     dataset = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="pytracer-")))
     collected = collect_with_progress([path], dataset, LocalEngine())

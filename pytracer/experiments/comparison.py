@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from pytracer.text import BriefRepr
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -102,8 +104,8 @@ class Setting:
         return [value for value in values if value is not None]
 
 
-@dataclass
-class Comparison:
+@dataclass(repr=False)
+class Comparison(BriefRepr):
     """The runs of a program under several settings.
 
     Attributes:

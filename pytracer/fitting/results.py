@@ -9,7 +9,7 @@ from pytracer.analysis.frame_text import call_site_text
 from pytracer.fitting.prediction import Peak, Program
 from pytracer.fitting.sizes import Sizes, sizes_text
 from pytracer.reading.snapshot import Frame
-from pytracer.text import number, size, size_range
+from pytracer.text import BriefRepr, number, size, size_range
 
 FITS, DOES_NOT_FIT, UNKNOWN, NO_DEVICE = "fits", "does not fit", "can't tell", "no device"
 
@@ -103,8 +103,8 @@ class Grown:
     more_bytes: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Fit:
+@dataclass(frozen=True, repr=False)
+class Fit(BriefRepr):
     """What a program needs at other sizes of its data.
 
     Attributes:

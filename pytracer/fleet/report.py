@@ -1,5 +1,6 @@
 """The report on a run that was collected: DuckDB runs the files in `sql/` on the dataset."""
 
+import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -80,12 +81,25 @@ def script(table: Path, run: str | None = None, ranks: int | None = None) -> str
     return "\n".join([_variables(table, run, ranks), *map(query, (BASE, *QUERIES))])
 
 
+def check_packages(*packages: str) -> None:
+    """Raise a PytracerError that names all packages that are needed and cannot be imported."""
+    missing, reasons = [], []
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            missing.append(package)
+            reasons.append(str(error))
+    if missing:
+        raise PytracerError(
+            f"pytracer fleet report needs {' and '.join(missing)} ({'; '.join(reasons)}): "
+            f"`pip install {' '.join(missing)}`"
+        )
+
+
 def _connect() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise PytracerError("pytracer fleet report needs duckdb: `pip install duckdb`") from error
-    return duckdb.connect(config=_CONFIG)
+    check_packages("duckdb")
+    return importlib.import_module("duckdb").connect(config=_CONFIG)
 
 
 def _make(

@@ -16,7 +16,7 @@ from pytracer.errors import PytracerError
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import OpenFile, Summary, Verdict, summarised, verdict_of
 from pytracer.page.tables import MOST_OF_LINE, shortened
-from pytracer.text import printable
+from pytracer.text import brief, printable
 
 FORMAT = 1
 
@@ -67,6 +67,10 @@ class Page:
         content = self.html()
         write_page(Path(path), content, f'id="{_PAGE_ID}"', "pytracer")
         return len(content)
+
+    def __repr__(self) -> str:
+        """Return a line: a notebook stores it next to the page."""
+        return f"<pytracer page {brief(self.title)}>"
 
     def _repr_html_(self) -> str:
         content = escape(self.html().decode())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pytracer import ACTIONS
 from pytracer.reading.metadata import FileMetadata
+from pytracer.text import BriefRepr
 
 Column = NDArray[Any]
 
@@ -235,8 +236,8 @@ class Blocks(_Columns):
     birth_step: Column
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
+@dataclass(frozen=True, eq=False, repr=False)
+class Snapshot(BriefRepr):
     """The content of a snapshot file.
 
     Attributes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytracer.analysis.requests import FAIL, Recording
 from pytracer.simulator.deviation import Deviation
-from pytracer.text import number, size
+from pytracer.text import BriefRepr, number, size
 from pytracer.variables import command_of
 
 CHANGE = "change"
@@ -102,8 +102,8 @@ class RankOutcome:
     recommended: TriedSetting | None
 
 
-@dataclass(frozen=True)
-class Recommendation:
+@dataclass(frozen=True, repr=False)
+class Recommendation(BriefRepr):
     """The settings that a recorded program needs.
 
     Attributes:

@@ -1,6 +1,7 @@
 """Tests of `pytracer fleet collect`: the rows of a file, and which files are read again."""
 
 import gzip
+import importlib
 import os
 import re
 import shutil
@@ -403,8 +404,12 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    present = importlib.import_module
+
     def missing(name: str) -> object:
-        raise ImportError(f"No module named {name!r}")
+        if name.partition(".")[0] in ("duckdb", "pyarrow", "ray"):
+            raise ImportError(f"No module named {name!r}")
+        return present(name)
 
     monkeypatch.setattr("pytracer.export.parquet.importlib.import_module", missing)
     with pytest.raises(PytracerError, match="pip install pyarrow"):
@@ -413,3 +418,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(PytracerError, match="pip install ray"):
         RayEngine()
+    # AND a report names all that it needs at once
+    done = invoke("fleet", "report", tmp_path)
+    assert "Error: pytracer fleet report needs duckdb and pyarrow (No module" in done.output
+    assert "`pip install duckdb pyarrow`" in done.output

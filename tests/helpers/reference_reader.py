@@ -92,7 +92,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
         rows = [
             (
                 actions[e["action"]],
-                meant(e["device_free"] if "device_free" in e else e.get("addr", 0)),
+                meant(e["device_free"]) if "device_free" in e else any_number(e.get("addr", 0)),
                 meant(e.get("size", 0), MOST),
                 any_number(e.get("stream", 0)),
                 meant(e.get("time_us"), MOST, unknown=NO_TIME),
@@ -123,7 +123,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
                 meant(s.get("device", 0), 255, unknown=-1)
                 if list_name == "segments"
                 else host_device,
-                meant(s["address"]),
+                any_number(s["address"]),
                 meant(s["total_size"]),
                 any_number(s.get("stream", 0)),
                 strings[s.get("segment_type", "")],
@@ -133,10 +133,10 @@ def convert(content: Any, path: str = "") -> Snapshot:
                 len(blocks),
             )
         )
-        address = meant(s["address"])
+        address = any_number(s["address"])
         for b in s["blocks"]:
             history, size = b.get("history") or [{}], meant(b["size"])
-            begin = meant(b.get("address"), unknown=-1)
+            begin = meant(b.get("address"), MOST, unknown=-1)
             address = address if begin < 0 else begin
             requested = meant(b.get("requested_size", history[0].get("real_size")), unknown=-1)
             blocks.append(
@@ -155,7 +155,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
                     meant(b.get("birth_step", 0), MOST),
                 )
             )
-            address = min(address + size, 2**62 - 1)
+            address = min(address + size, MOST)
 
     names = columns([(strings[f], strings[n], line) for f, n, line in frames], "u4 u4 i8")
     texts = list(strings)

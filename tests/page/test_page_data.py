@@ -13,6 +13,7 @@ from page_decoder import page_file, page_json
 from random_allocators import ALLOCATORS, snapshot_of, used_allocator
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.analysis import explain, find_leaks, replay, stats
 from pytracer.analysis.call_sites import is_programs
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
@@ -29,6 +30,7 @@ from pytracer.page.tables import Packer
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot, has_events
 from pytracer.reading.steps import step_at
+from pytracer.recommendation.recommend import recommend
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))
 golden = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -416,3 +418,16 @@ def test_a_limit_that_was_exceeded_later_ends_at_the_out_of_memory() -> None:
     (device,) = page_file(page_of(open_file(program.snapshot())).html())["devices"]
     assert device["capacity_bytes"] == 3 * 2**20
     assert device["capacity_until"] is None
+
+
+def test_the_text_of_a_result_is_bounded(tmp_path: Path) -> None:
+    # GIVEN a recording of much
+    program = Program()
+    for i in range(300):
+        program.alloc(2**20, (f"train{i}.py", "main", i))
+    path = program.write(tmp_path / "a.pickle")
+    snapshot = load(path)
+    # WHEN the cell of a notebook returns a result, THEN the text that it stores is short
+    results = [snapshot, stats(snapshot), *explain(snapshot), find_leaks(snapshot)]
+    for result in [*results, replay(snapshot), page_of(open_file(snapshot)), recommend(path)]:
+        assert 0 < len(repr(result)) < 8000, type(result)

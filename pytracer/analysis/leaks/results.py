@@ -18,7 +18,7 @@ from pytracer.analysis.holder_names import (
     tells_where,
 )
 from pytracer.reading.snapshot import Frame
-from pytracer.text import number, size
+from pytracer.text import BriefRepr, number, size
 
 Verdict = Literal["leak", "none", "unknown"]
 
@@ -184,8 +184,8 @@ def in_order(growths: Iterable[Growth]) -> list[Growth]:
     return sorted(growths, key=lambda growth: (growth.verdict != "leak", -growth.bytes_per_step))
 
 
-@dataclass(frozen=True)
-class LeakReport:
+@dataclass(frozen=True, repr=False)
+class LeakReport(BriefRepr):
     """The search for leaks in all files.
 
     Attributes:

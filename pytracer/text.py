@@ -54,12 +54,12 @@ def size_range(least_bytes: int, most_bytes: int) -> str:
 
 
 def parsed_size(text: str) -> int:
-    """Return the bytes that a text means: "80GiB", "79.5 GiB", "80G" or "512".
+    """Return the bytes that a text means: "80GiB", "79.5 GiB", "80G", "512B" or "85899345920".
 
     Units are powers of 1024, with or without "iB".
 
     Raises:
-        ValueError: The text is not a size, or the size is zero.
+        ValueError: The text is not a size, the size is zero, or a number below 1 MiB has no unit.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGTPE])(?:iB)?|B)?\s*", text)
     count_bytes = 0
@@ -68,6 +68,9 @@ def parsed_size(text: str) -> int:
         count_bytes = round(float(found[1]) * 1024**power)
     if count_bytes <= 0:
         raise ValueError(f"{text!r} is not a size: give one such as 80GiB, 512MiB or 1073741824")
+    if count_bytes < 2**20 and text.strip()[-1].isdecimal():
+        written = text.strip()
+        raise ValueError(f"{written} has no unit: give {written}GiB, {written}MiB or {written}B")
     return count_bytes
 
 

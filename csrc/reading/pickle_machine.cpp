@@ -96,8 +96,10 @@ Value PickleMachine::run() {
       tick();
       position = in_.position();
       const auto opcode = in_.little_endian<unsigned char>();
+      const bool is_older = opcode == MARK || opcode == EMPTY_DICT || opcode == EMPTY_LIST;
+      if (is_first && is_older) damaged("it may be of pickle protocol 0 or 1, which are not read");
       if (is_first && opcode != PROTO) {
-        damaged("it is no pickle file, or one of protocol 0 or 1");
+        throw ReadError(ReadError::Kind::not_a_pickle, "");
       }
       if (!step(opcode)) break;
     }

@@ -13,6 +13,7 @@ class ReadError : public std::runtime_error {
     damaged,         // the file breaks the format's rules
     refused,         // the file asks for something that a snapshot never holds
     not_a_snapshot,  // the file is a pickle of something else
+    not_a_pickle,    // the file does not begin as one
     too_large,       // reading takes more memory than the file's size allows
   };
   ReadError(Kind which, const std::string& what) : std::runtime_error(what), kind(which) {}

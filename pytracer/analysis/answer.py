@@ -142,6 +142,11 @@ def text_lines(
             if role == "others" and len(same) > 1:
                 lines[same[-2] :] = [Line(role, _FOLDED), *lines[same[-1] + 1 :]]
                 break
+            if role == "lines" and len(same) > 1:  # the first call site stays
+                if len(same) == 2 and lines[same[-1]].text == _FOLDED:
+                    continue
+                lines[same[max(len(same) - 2, 1)] :] = [Line(role, _FOLDED), *lines[same[-1] + 1 :]]
+                break
             if len(same) > (role not in ("steps", "modules")):  # of the others, the first stays
                 del lines[same[-1]]
                 break

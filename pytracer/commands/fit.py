@@ -11,6 +11,7 @@ from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import signals_interrupt
 from pytracer.commands.show_answer import echo_answer
 from pytracer.fitting import fit
+from pytracer.fitting.results import DOES_NOT_FIT, UNKNOWN
 from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target
 from pytracer.text import parsed_size, printable
@@ -47,7 +48,9 @@ from pytracer.text import parsed_size, printable
 @shared.simulated_device_option
 @shared.plot_option("the peaks over the range of one size")
 @json_options
+@click.pass_context
 def command(
+    context: click.Context,
     paths: tuple[str, ...],
     at: dict[str, Sequence[int]],
     device_memory_bytes: int | None,
@@ -68,6 +71,9 @@ def command(
     each request grows, and how the allocator would serve all of them. Recordings that do not name
     their sizes are given as FILE@batch=2. Directories are of all ranks of a run: the answer is of
     the rank that needs most. Needs neither torch nor a device.
+
+    The exit code is 0 if the run fits or the memory of the device is unknown, 4 if it does not fit,
+    and 3 if the bounds do not decide. It is 1 if a recording cannot be read.
     """
     console = Console(stderr=True, highlight=False)
     with signals_interrupt(), console.status("Reading the recordings") as status:
@@ -87,3 +93,7 @@ def command(
     if not json_output.is_only:
         echo_answer(found.answer)
     json_output.write(vars(found))
+    context.exit(_EXIT_CODES.get(found.kind, 0))
+
+
+_EXIT_CODES = {UNKNOWN: 3, DOES_NOT_FIT: 4}

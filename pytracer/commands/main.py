@@ -1,6 +1,8 @@
 """The command `pytracer`, also `python -m pytracer`."""
 
 import importlib
+import os
+import shlex
 import sys
 from collections.abc import Mapping
 from io import TextIOWrapper
@@ -10,7 +12,7 @@ import click
 
 from pytracer import __version__
 from pytracer.errors import PytracerError
-from pytracer.text import printable
+from pytracer.text import did_you_mean, printable
 
 COMMANDS = {
     "run": "How do I record a program without changing it?",
@@ -52,6 +54,20 @@ class LazyGroup(click.Group):
         """Return the names of all commands."""
         return list(dict.fromkeys([*self._questions, *super().list_commands(ctx)]))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` begin with; an error suggests another one."""
+        name = printable(args[0])
+        if self.get_command(ctx, args[0]) is None and not name.startswith("-"):
+            hint = did_you_mean(name, self.list_commands(ctx), f"{ctx.command_path} ")
+            if os.path.exists(args[0]):
+                wanted = ("run" if name.endswith(".py") else "show", "report")
+                command = next(each for each in wanted if each in self.list_commands(ctx))
+                hint = f"; did you mean {ctx.command_path} {command} {shlex.quote(name)}?"
+            ctx.fail(f"{name!r} is not a command{hint}")
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None: there is no such command."""
         command = super().get_command(ctx, cmd_name)
@@ -73,7 +89,9 @@ class LazyGroup(click.Group):
             raise click.ClickException(printable(str(error))) from error
 
 
-@click.group(cls=LazyGroup, questions=COMMANDS)
+@click.group(
+    cls=LazyGroup, questions=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="pytracer")
 def main() -> None:
     """Record what takes the accelerator memory of a PyTorch program, and read the recording.

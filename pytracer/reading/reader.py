@@ -37,6 +37,10 @@ _MESSAGES = {
         "{path} is a pickle but not a memory snapshot: {what}; a snapshot is a dict with the keys "
         "'segments' and 'device_traces', or before torch 2.0 a list of segments"
     ),
+    "not a pickle": (
+        "{path} is not a memory snapshot: give a file that pytracer, or torch's "
+        "`torch.cuda.memory._dump_snapshot`, has written"
+    ),
     "too large": (
         "{path} is refused: reading it takes {what}, which is over {times} times the file's size, "
         "and no recorder's snapshot needs that much{remedy}"

@@ -83,6 +83,23 @@ def test_what_to_change_in_the_program_is_not_left_out() -> None:
     assert found.count("export A=1") == 1
 
 
+def test_call_sites_that_are_left_out_are_said() -> None:
+    # GIVEN an answer that fits into 20 lines of 200 columns, but not of 80
+    whys = [Line("why", "some words " * 14) for _ in range(5)]
+    sites = [Line("lines", f"train.py:{i} work " * 5, size_bytes=MIB) for i in range(3)]
+    answer = Answer("oom", "OUT OF MEMORY", "", [*whys, *sites])
+    assert not any("which --all shows" in line for line in text_lines(answer, 200))
+    # THEN a narrow terminal says that call sites are missing, and the first stays
+    found = "\n".join(text_lines(answer, 80))
+    assert "train.py:0 work" in found
+    assert "train.py:1 work" not in found
+    assert " and others, which --all shows" in found
+    # AND two that fit are not replaced
+    two = "\n".join(text_lines(Answer("oom", "OUT OF MEMORY", "", [*whys, *sites[:2]]), 80))
+    assert "train.py:1 work" in two
+    assert "which --all shows" not in two
+
+
 def test_the_lines_of_a_log() -> None:
     (found,) = explain(program_of_steps().snapshot())
     verdict, asked, free, why, held, lines, do = log_lines(answer_of(found))

@@ -76,6 +76,34 @@ def test_help_imports_no_command(env: dict[str, str], tmp_path: Path) -> None:
     assert not {"numpy", "rich", "torch"} & modules
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["shwo"], "'shwo' is not a command; did you mean pytracer show?"),
+        (["a b.pickle"], "'a b.pickle' is not a command; did you mean pytracer show 'a b.pickle'?"),
+        (["train.py"], "'train.py' is not a command; did you mean pytracer run train.py?"),
+        (["fleet", "reprot"], "'reprot' is not a command; did you mean pytracer fleet report?"),
+        (["fleet", "."], "'.' is not a command; did you mean pytracer fleet report .?"),
+        (["xyzzy"], "'xyzzy' is not a command\n"),
+    ],
+)
+def test_a_wrong_command_suggests_another(
+    arguments: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a b.pickle", "train.py"):
+        (tmp_path / name).touch()
+    done = CliRunner().invoke(main, arguments, prog_name="pytracer")
+    assert done.exit_code == 2
+    assert hint in done.output
+
+
+@pytest.mark.parametrize("command", [[], ["show"], ["fleet"], ["fleet", "report"]])
+def test_the_short_option_of_help(command: list[str]) -> None:
+    short, long = (CliRunner().invoke(main, [*command, name]) for name in ("-h", "--help"))
+    assert (short.exit_code, short.output) == (0, long.output)
+
+
 def test_the_list_of_commands_repeats_their_help() -> None:
     # GIVEN the list that `pytracer --help` prints without importing the commands
     with click.Context(main) as context:

@@ -310,13 +310,16 @@ def test_more_steps_in_one_recording(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     paths = recordings(tmp_path)
     done = invoke("fit", *paths, "--at", "batch=8..32..4,length=256", "--device-memory", "200MiB")
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == 4, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("DOES NOT FIT: batch=32, length=256 in 200 MiB")
     assert len(lines) <= 20
     assert any(line.startswith(" largest batch=") for line in lines)
     assert any("a batch" in line for line in lines)
-    report = json.loads(invoke("fit", *paths, "--at", "batch=8..32..4,length=256", "--json").stdout)
+    # AND a script sees the verdict in the exit code
+    done = invoke("fit", *paths, "--at", "batch=8..32..4,length=256", "--json")
+    report = json.loads(done.stdout)
+    assert (report["kind"], done.exit_code) == ("fits", 0)
     assert [row["sizes"]["batch"] for row in report["predictions"]] == [*range(8, 33, 4)]
     assert report["target"] == report["predictions"][-1]
 
@@ -342,6 +345,7 @@ def test_the_plot_of_a_range(tmp_path: Path) -> None:
         (["--at", "batch=8,length=64,width=3"], "does not say its width: give a whole number as"),
         (["--at", "batch=8"], "give length with --at too"),
         (["--at", "batch"], "give sizes such as batch=16,length=4096"),
+        (["--at", "batch=8,length=64", "--device-memory", "10"], "10 has no unit: give 10GiB, 10"),
         (["--at", "batch=8,length=64", "--set", "x:1"], 'has no setting "x"'),
         (["--at", "batch=8,length=64", "--scale", "gradient"], "give a category and a factor"),
         (["--at", "batch=8,length=64", "--scale", "gradient=1/0"], "give a category and a factor"),

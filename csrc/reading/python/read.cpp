@@ -133,6 +133,7 @@ const char* kind_name(ReadError::Kind kind) {
     case ReadError::Kind::damaged: return "damaged";
     case ReadError::Kind::refused: return "refused";
     case ReadError::Kind::not_a_snapshot: return "not a snapshot";
+    case ReadError::Kind::not_a_pickle: return "not a pickle";
     case ReadError::Kind::too_large: return "too large";
   }
   return "";

@@ -117,7 +117,10 @@ def command_page() -> str:
             commands[name] = command
     parts = ["# Command line\n\n", MADE]
     parts += [
-        "`python -m pytracer` is the same as `pytracer`. A command exits with 0 if it succeeded",
+        "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`. Packages of other "
+        "projects install a command `pytracer` too, and the one that is installed last stays; "
+        "`torch-pytracer doctor` says if it is another project's.\n\n",
+        "A command exits with 0 if it succeeded",
         ", with 1 if something failed, and with 2 if its options or arguments are wrong. ",
         "`pytracer run` exits with the exit code of its program.\n\n",
         "Options of several commands:\n\n",

@@ -123,6 +123,11 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
                     dict[str, int],
                     "How many killed processes left a recording, by the output of their runs.",
                 ),
+                "other_command": key(
+                    str | None,
+                    "The path of the command `pytracer` that a shell finds, if another project has "
+                    "it.",
+                ),
             },
             Examination,
         ),

@@ -1,6 +1,7 @@
 """The command `pytracer doctor`: what can be recorded here, and hooks for other machines."""
 
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pytracer.backends.running_torch import built_backends
 from pytracer.boxes.restoring import left_by_output
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.errors import ConfigError, HookError
+from pytracer.reading.files import is_special
 from pytracer.text import number, printable
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import ENVIRONMENT_DEFAULTS, PATCH_TORCH, SWITCH, switch, switched_off
@@ -82,10 +84,15 @@ def command(
     options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
     problems = _variable_problems(options, build_problem) + examination.problems
     first = {"requested": examination.requested, "problems": problems}
-    killed = _left_by_killed(options)
-    json_output.write({**first, **vars(examination), "killed": killed})
+    killed, other = _left_by_killed(options), _command_of_others()
+    json_output.write({**first, **vars(examination), "killed": killed, "other_command": other})
     if not json_output.is_only:
         _print(examination, problems)
+        if other is not None:
+            click.echo(
+                f"{printable(other)}, which the shell finds as pytracer, is of another project: "
+                "call torch-pytracer or `python -m pytracer`"
+            )
         for folder, count in killed.items():
             click.echo(
                 f"{number(count, 'killed process', 'killed processes')} left a recording: "
@@ -131,6 +138,22 @@ def _left_by_killed(options: Options) -> dict[str, int]:
         return {}
     output = Path(options.output)
     return left_by_output(output if output.is_dir() else output.parent)
+
+
+def _command_of_others() -> str | None:
+    """Return the path of the command `pytracer` that a shell finds, if another project has it."""
+    found = shutil.which("pytracer")
+    if found is None or is_special(Path(found)):
+        return None
+    try:
+        with open(found, "rb") as file:
+            return None if _OUR_MODULE in file.read(_MOST_SCRIPT_BYTES) else found
+    except OSError:
+        return None
+
+
+_OUR_MODULE = b"pytracer.commands"  # in the script that an installer makes
+_MOST_SCRIPT_BYTES = 2**16
 
 
 def _variable_problems(options: Options, build_problem: str | None) -> list[str]:

@@ -35,7 +35,7 @@ def test_markers_check_the_accelerator(backend: str, tmp_path: Path) -> None:
     text = TESTS.replace("BACKEND", backend).replace("IMPORT", imports)
     (tmp_path / "test_it.py").write_text(text)
     entries = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
-    plugin = [] if "pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
+    plugin = [] if "torch-pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
     done = processes.run_python("-m", "pytest", "-q", *plugin, "test_it.py", cwd=tmp_path)
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "1 error" in done.stdout

@@ -41,6 +41,32 @@ def test_doctor_finds_the_hook(world: World) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("content", "is_ours"),
+    [
+        ("#!/usr/bin/python3\nimport sys\nfrom pytracer.commands.main import main\n", True),
+        ("#!/usr/bin/python3\nimport sys\nfrom pytracer.cli import main\n", False),
+    ],
+)
+def test_a_command_of_another_project_is_named(
+    content: str, is_ours: bool, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a command pytracer on PATH
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "pytracer"
+    command.write_text(content)
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    # WHEN the doctor is asked by another name, THEN it says if it is another project's
+    done = call([], world)
+    said = f"{command}, which the shell finds as pytracer, is of another project"
+    assert (said in done.output) is not is_ours
+    assert "call torch-pytracer or `python -m pytracer`" in done.output or is_ours
+    assert json.loads(call(["--json"], world).stdout)["other_command"] == (
+        None if is_ours else str(command)
+    )
+
+
 def test_doctor_reports_what_the_first_tracer_will_do(world: World) -> None:
     # WHEN
     report = cpu_report(world.hooks())

@@ -20,7 +20,7 @@ kept = []
 def run_pytest(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run pytest, where every warning is an error, on the text of a test file."""
     entries = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
-    plugin = [] if "pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
+    plugin = [] if "torch-pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
     (folder / "test_it.py").write_text(HEAD + tests)
     (folder / "pytest.ini").write_text(
         "[pytest]\naddopts = --strict-markers -q\n"
@@ -157,7 +157,7 @@ def test_it_does_nothing_unless_used(variable: str, tmp_path: Path) -> None:
         "    assert 'pytracer.commands.pytest_checks' not in sys.modules\n"
     )
     entries = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
-    plugin = [] if "pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
+    plugin = [] if "torch-pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *plugin, "test_it.py"],
         cwd=tmp_path,
@@ -171,6 +171,6 @@ def test_it_does_nothing_unless_used(variable: str, tmp_path: Path) -> None:
 
 def test_the_markers_are_listed(tmp_path: Path) -> None:
     entries = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
-    plugin = [] if "pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
+    plugin = [] if "torch-pytracer" in entries else ["-p", "pytracer.commands.pytest_plugin"]
     listed = processes.run_python("-m", "pytest", *plugin, "--markers", cwd=tmp_path).stdout
     assert "@pytest.mark.max_device_memory(limit, *, device=None):" in listed

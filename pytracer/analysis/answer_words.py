@@ -259,11 +259,18 @@ def _verdict_at_peak(explanation: Explanation) -> str:
 def _killed_verdict(killed: Killed) -> str:
     if killed.by_oom_killer:
         return "KILLED: host memory ran out"
+    if killed.is_ray_worker:
+        return f"{NO_PROBLEM}: ended by Ray, or crashed"
     return "KILLED OR CRASHED: no memory problem found before"
 
 
 def _ended(killed: Killed) -> Line:
     text = "without writing: it was killed, crashed, or called os._exit()"
+    if killed.is_ray_worker:
+        text = (
+            "without writing: Ray ends workers so at the end of the job, by ray.kill(), and when "
+            "host memory is short. A crash looks the same here, and is in Ray's own log"
+        )
     if killed.by_oom_killer:
         text = (
             "without writing, when the kernel's out-of-memory killer ended a process of its cgroup"

@@ -34,6 +34,7 @@ class Description:
         about: The snapshot's metadata. `about.as_written` has only what a snapshot can hold.
         total_bytes: The sizes of accelerators, by index.
         kills: What `pytracer.tracing.cgroup.kills` said. The file may be any file.
+        is_ray_worker: Whether Ray had started the process.
     """
 
     output: Path | None
@@ -44,6 +45,7 @@ class Description:
     about: FileMetadata
     total_bytes: dict[int, int]
     kills: tuple[str, int] | None
+    is_ray_worker: bool
     _path: tuple[str, str]  # before and after the event and the time
 
     @property
@@ -99,6 +101,7 @@ def described(text: bytes) -> Description | None:
         about=file_metadata(about if isinstance(about, dict) else {}),
         total_bytes=dict(_sizes(sizes) if isinstance(sizes, dict) else ()),
         kills=(kills[0], kills[1]) if [*map(type, kills)] == [str, int] else None,
+        is_ray_worker=written.get("is_ray_worker") is True,
         _path=(path[0], path[2]),
     )
 

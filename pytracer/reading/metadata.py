@@ -154,10 +154,12 @@ class Killed:
     Attributes:
         by_oom_killer: Whether the kernel's out-of-memory killer ended a process of its cgroup.
         is_cut: Whether the disk had no space for all that was recorded.
+        is_ray_worker: Whether Ray had started the process, which ends most of its workers so.
     """
 
     by_oom_killer: bool | None = None
     is_cut: bool | None = None
+    is_ray_worker: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ def restored(path: Path, folder: Path, event: str, when: str) -> dict[str, Any]:
         if event == "killed":
             by_oom_killer = cgroup.has_killed(described.kills)
             killed = {"by_oom_killer": by_oom_killer, "is_cut": box.is_cut, "missing": MISSING}
+            killed["is_ray_worker"] = described.is_ray_worker
             about |= {"waiting": False, "killed": killed}
         about["source_lines"] = source_lines(view, {}, [*described.about.torch_folders])
         output = _unused(folder / described.file(event, when))

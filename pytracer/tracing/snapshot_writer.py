@@ -160,6 +160,7 @@ class SnapshotWriter:
             "recording": recording.for_restore,
             "devices": recording.sizes_of_used(),
             "cgroup": self._kills,
+            "is_ray_worker": "RAY_RAYLET_PID" in os.environ,  # or a child process of a worker
         }
 
     def is_worth_writing(self, view: _core.View | None) -> bool:

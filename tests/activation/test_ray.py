@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import installed, run
+from processes import installed, run, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -135,3 +135,15 @@ def test_actors_write_on_demand(job: Job) -> None:
     # THEN all actors that used torch have written a file, including the one that is killed later
     written = job.actors("demand_*/*")
     assert written == ["bad variable", "dropped", "killed", "left", "terminated"]
+
+
+def test_workers_that_ray_ends_did_not_crash(job: Job) -> None:
+    # GIVEN the same job, whose end ended the actor that was killed, or one that still ran
+    # WHEN its folder is shown, THEN the files of what Ray ended say so
+    shown = run_python("-m", "pytracer", "show", job.output, cwd=job.output.parent)
+    assert shown.returncode == 0, shown.stderr
+    left = [*job.output.glob("killed_*/*.pickle")]
+    for path in left:
+        assert pickle.loads(path.read_bytes())["pytracer"]["killed"]["is_ray_worker"] is True
+    assert left or "killed" in job.actors("exit/*")
+    assert "KILLED OR CRASHED" not in shown.stdout

@@ -42,6 +42,16 @@ def restored(folder: Path) -> list[Path]:
     return sorted(folder.rglob("killed_*/*.pickle"))
 
 
+def test_a_worker_of_ray_did_not_crash(tmp_path: Path) -> None:
+    # GIVEN a worker of Ray, as its variable says, WHEN Ray ends it at the end of the job
+    run(START + "os._exit(1)", cwd=tmp_path, env=environment(RAY_RAYLET_PID="7"))
+    # THEN the answer says how Ray ends workers, and does not call it killed
+    shown = run_python("-m", "pytracer", "show", "out", cwd=tmp_path)
+    assert shown.stdout.startswith("NO PROBLEM FOUND: ended by Ray, or crashed")
+    assert "Ray ends workers so at the end of the job" in " ".join(shown.stdout.split())
+    assert "KILLED" not in shown.stdout
+
+
 @pytest.mark.parametrize("seed", range(amount(3, 300)))
 def test_a_killed_process_leaves_what_it_had_recorded(seed: int, tmp_path: Path) -> None:
     # Event by event, and live block by live block, but for what was in flight

@@ -1,8 +1,9 @@
 """The recorder (C++). pytracer.tracing.options checks bounds; pytracer.Tracer explains ids."""
 
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,63 @@ CATEGORY_RULES: tuple[str, ...]
 # cuBLASLt's; and how many more there are.
 def workspaces() -> tuple[list[tuple[int, int, bool]], int]: ...
 
-# The objects of these types, and of types that inherit from them, that the collector knows.
-def live_instances(*kinds: type) -> list[Any]: ...
+# Weak references to the objects of these types, and of types that inherit from them, that the
+# collector knows: the index of the type, the id of the object, and the reference.
+def live_references(*kinds: type) -> list[tuple[int, int, ref[Any]]]: ...
+def is_alive(reference: ref[Any]) -> bool: ...
+
+# The names of the classes of objects, and of all classes that these inherit from.
+def class_names(references: list[ref[Any]]) -> set[str]: ...
+
+# Whether modules are in training mode: those that have parameters.
+def training_modes(modules: list[ref[Any]]) -> list[bool]: ...
+
+# The id of a parameter of a module; 0: it has none of this name.
+def parameter_number(module: ref[Any], name: str) -> int: ...
+
+class TensorCopy:
+    """Where a tensor of a module or an optimizer is, and its gradients."""
+
+    number: int  # its id
+    # Addresses, bytes, devices, and where the storages begin.
+    parts: list[tuple[int, int, int, int]]
+    gradient: list[tuple[int, int, int, int]]
+    main_gradient: list[tuple[int, int, int, int]]  # Megatron's, in full precision
+    is_gradient_unread: bool  # another thread may replace it
+
+# Copies of modules and optimizers, and how many tensors could not be read. See
+# csrc/tensors/model_copy.h.
+def copy_models(
+    torch: ModuleType,
+    modules: list[ref[Any]],
+    optimizers: list[tuple[ref[Any], int | None, int]],
+    rule: tuple[bool, int, bool, bool, int],
+    steppers: dict[int, int],
+    uses: bool,
+) -> tuple[list[Any], list[Any], int]: ...
+
+# Which tensors have no owner, and who keeps them: csrc/tensors/kept.h.
+def kept_tensors(
+    torch: ModuleType,
+    checkpoint: ModuleType | None,
+    owned: list[tuple[int, int, int]],
+    devices: set[int],
+    reads_graphs: bool,
+    nodes: int,
+    graph_seconds: float,
+    tensors: int,
+    looked: int,
+    has_hidden: bool,
+    seconds: float,
+    hidden: list[str],
+    unnamed: list[str],
+    roots: list[ref[Any]],
+) -> dict[str, Any]: ...
+
+# The names of containers that hold at most so many items, how many they have, and may have.
+def bounded_containers(
+    only_lists: bool, hidden: list[str], seconds: float
+) -> list[tuple[str, int, int]]: ...
 
 # Has the main thread call `call` once, soon after the first event whose stack has this code object.
 def call_when_seen(code: CodeType, call: Callable[[], object]) -> None: ...

@@ -87,10 +87,10 @@ def default_signals() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def time_for_graphs() -> Iterator[None]:
     """Read graphs for as long as it takes: a busy machine is slow, which is no failure."""
-    from pytracer.owners import saved_tensors
+    from pytracer.owners import holders
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saved_tensors, "MAX_SECONDS", 60.0)
+        patch.setattr(holders, "MAX_GRAPH_SECONDS", 60.0)
         yield
 
 

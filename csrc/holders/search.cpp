@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "holders/references.h"
+#include "holders/thread_clock.h"
 
 namespace pytracer {
 
@@ -20,7 +21,8 @@ constexpr Py_ssize_t kListed = 1;     // references to each object: that of the 
 constexpr int kHashBits = 20;
 constexpr int kMaxPasses = 12;
 constexpr int kMaxNesting = 2;  // from a value to the arguments of a call that has it, and their cell
-constexpr int kPartForTexts = 4;  // of the time, the part in which what was found is put into words
+constexpr double kPartForWalks = 0.75;  // of the time; in the rest, what was found is put into words
+constexpr size_t kTextInterval = 64;    // how many texts are made before the clock is asked
 
 struct Node {
   PyObject* object;
@@ -35,18 +37,15 @@ struct Node {
 
 class Search {
  public:
-  Search(PyObject* targets, PyObject* objects, Roots roots, const SearchBounds& bounds)
-      : roots_(std::move(roots)), targets_(targets), objects_(objects), bounds_(bounds),
-        end_(std::chrono::steady_clock::now() + bounds.time),
-        walks_until_(end_ - bounds.time / kPartForTexts),
-        most_nodes_(3 * PyList_GET_SIZE(targets) + bounds.holders) {
-    const Py_ssize_t count = PyList_GET_SIZE(targets);
-    nodes_.reserve(count);
-    for (Py_ssize_t i = 0; i < count; ++i) add(PyList_GET_ITEM(targets, i), 0);
+  Search(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects, Roots roots,
+         const SearchBounds& bounds)
+      : roots_(std::move(roots)), targets_(targets), list_(list), objects_(objects), bounds_(bounds),
+        most_nodes_(3 * targets.size() + bounds.holders) {
+    nodes_.reserve(targets.size());
+    for (PyObject* each : targets) add(each, 0);
   }
 
-  std::vector<std::string> run() {
-    const Py_ssize_t count = PyList_GET_SIZE(targets_);
+  FoundHolders run() {
     while (passes_ < kMaxPasses) {
       ++pass_;
       const size_t before = nodes_.size();
@@ -54,13 +53,13 @@ class Search {
       measure();
       if (is_late_) break;
       passes_ = pass_;
-      if (nodes_.size() == before || has_all(count)) break;
+      if (nodes_.size() == before || has_all()) break;
     }
     std::vector<std::string> texts;
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      const size_t target = numbers_.at(PyList_GET_ITEM(targets_, i));
-      const bool is_over = std::chrono::steady_clock::now() > end_;
-      if (is_over) {
+    for (PyObject* each : targets_) {
+      const size_t target = numbers_.at(each);
+      if (texts.size() % kTextInterval == 0) is_over_ = is_over_ || clock_.seconds() > bounds_.seconds;
+      if (is_over_) {
         texts.emplace_back();
       } else if (nodes_[target].distance < kFar) {
         texts.push_back(path_to(target));
@@ -69,7 +68,7 @@ class Search {
         texts.push_back(cycle.empty() && is_temporary(target) ? kTemporary : cycle);
       }
     }
-    return texts;
+    return {std::move(texts), !is_late_ && !is_over_};
   }
 
  private:
@@ -95,8 +94,8 @@ class Search {
     return place->second;
   }
 
-  bool has_all(Py_ssize_t count) const {
-    return std::all_of(nodes_.begin(), nodes_.begin() + std::min<size_t>(count, nodes_.size()),
+  bool has_all() const {
+    return std::all_of(nodes_.begin(), nodes_.begin() + std::min(targets_.size(), nodes_.size()),
                        [](const Node& each) { return each.distance < kUnnamed; });
   }
 
@@ -110,7 +109,7 @@ class Search {
       asked_ = PyList_GET_ITEM(objects_, pass_ % 2 != 0 ? count - 1 - i : i);
       asked_number_ = kNone;
       if (traverseproc traverse = Py_TYPE(asked_)->tp_traverse) traverse(asked_, &visit, this);
-      if (i % kLookInterval == 0) is_late_ = std::chrono::steady_clock::now() > walks_until_;
+      if (i % kLookInterval == 0) is_late_ = clock_.seconds() > kPartForWalks * bounds_.seconds;
     }
   }
 
@@ -129,7 +128,7 @@ class Search {
     const int whole = nodes_[place->second].added + 1;
     if (pass_ > whole) return;
     if (pass_ == whole) ++nodes_[place->second].references;
-    if (asked_ == targets_ || asked_ == object) return;
+    if (asked_ == list_ || asked_ == object) return;
     if (is_running_generator(asked_)) {
       nodes_[place->second].is_cut = true;  // its function may be hidden
       return;
@@ -291,24 +290,26 @@ class Search {
       return PyType_HasFeature(Py_TYPE(nodes_[each].object), Py_TPFLAGS_HEAPTYPE);
     });
     PyObject* const named = nodes_[instance == seen.end() ? seen[1] : *instance].object;
-    return "a reference cycle of " + class_name(Py_TYPE(named)) + ", which gc.collect() would free";
+    return "a reference cycle of " + class_name(Py_TYPE(named)) + kGarbage;
   }
 
   static constexpr size_t kNone = SIZE_MAX;
   Roots roots_;
   ReferenceTexts texts_;
   int cycles_left_ = 1'000'000;                     // how many more objects of cycles are looked at
-  PyObject* const targets_;
+  const std::vector<PyObject*>& targets_;
+  PyObject* const list_;
   PyObject* const objects_;
   const SearchBounds bounds_;
-  const std::chrono::steady_clock::time_point end_, walks_until_;
+  const ThreadClock clock_;
   const size_t most_nodes_;
   std::vector<Node> nodes_;                         // the targets come first
   std::unordered_map<PyObject*, size_t> numbers_;   // of the nodes
   std::vector<bool> may_be_wanted_ = std::vector<bool>(size_t{1} << kHashBits);  // by hash
   int pass_ = 0;
   int passes_ = 0;                                  // how many were not cut short
-  bool is_late_ = false;
+  bool is_late_ = false;                            // the passes were cut short
+  bool is_over_ = false;                            // the texts were
   PyObject* const array_type_ = variable_of_module("numpy", "ndarray");
   std::unordered_set<PyObject*> unlisted_;          // those that were asked in this pass
   PyObject* asked_ = nullptr;                       // what is asked for its references now
@@ -317,10 +318,10 @@ class Search {
 
 }  // namespace
 
-std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, PyObject* frames,
-                                      PyObject* exceptions, const Folders& folders,
-                                      const SearchBounds& bounds) {
-  return Search(targets, objects, Roots(frames, exceptions, folders), bounds).run();
+FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
+                          PyObject* frames, PyObject* exceptions, const Folders& folders,
+                          const SearchBounds& bounds) {
+  return Search(targets, list, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 
 }  // namespace pytracer

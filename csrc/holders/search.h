@@ -7,7 +7,6 @@
 // 3. The search ends when each target has a root, when nothing new is found, or by its bounds.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -15,19 +14,27 @@
 
 namespace pytracer {
 
+// The end of a text of objects that only each other hold.
+constexpr const char* kGarbage = ", which gc.collect() would free";
+
 struct SearchBounds {
-  std::chrono::milliseconds time;
-  int depth = 8;           // how many holders a path has at most
-  size_t holders = 50'000; // how many are wanted at most, and two for each target
+  double seconds;           // of the processor
+  int depth = 8;            // how many holders a path has at most
+  size_t holders = 50'000;  // how many are wanted at most, and two for each target
 };
 
-// Returns who holds each target: "losses[41] of main()"; "a temporary value": code that runs; "":
-// nobody was found. Throws std::bad_alloc.
+struct FoundHolders {
+  // Of each target: "losses[41] of main()"; "a temporary value": code that runs; "": nobody was found.
+  std::vector<std::string> texts;
+  bool is_whole;  // the search was not cut off by its time
+};
+
+// Returns who holds each target. Throws std::bad_alloc.
 //
-// `objects`: a list with all objects of the collector. `targets`: a list; it holds none of them.
-// `frames`, `exceptions` and `folders`: as for Roots. The collector must not run meanwhile.
-std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, PyObject* frames,
-                                      PyObject* exceptions, const Folders& folders,
-                                      const SearchBounds& bounds);
+// `objects`: a list with all objects of the collector. `list`: one that does not count as a holder, or
+// null. `frames`, `exceptions` and `folders`: as for Roots. The collector must not run meanwhile.
+FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
+                          PyObject* frames, PyObject* exceptions, const Folders& folders,
+                          const SearchBounds& bounds);
 
 }  // namespace pytracer

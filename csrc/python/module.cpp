@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, core) {
   core.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
   register_errors();
   register_objects(core);
+  register_tensors(core);
   register_owners(core);
   register_view(core);
   register_boxes(core);

@@ -2,12 +2,13 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "holders/containers.h"
 #include "holders/search.h"
+#include "python/collector.h"
 #include "python/registers.h"
 #include "record/code_watch.h"
 
@@ -17,41 +18,14 @@ namespace pytracer {
 
 namespace {
 
-// Before CPython 3.12, making a list may start the collector, which runs finalizers of the program.
-class NoCollection {
- public:
-  NoCollection() : was_enabled_(PyGC_Disable() != 0) {}
-  ~NoCollection() {
-    if (was_enabled_) PyGC_Enable();
-  }
-  NoCollection(const NoCollection&) = delete;
-  NoCollection& operator=(const NoCollection&) = delete;
-
- private:
-  const bool was_enabled_;
-};
-
-// All objects of the collector.
-//
-// The list refers to all containers, and so to each tuple that another thread is making.
-// CPython raises SystemError in that thread if it finds such a reference when it resizes the tuple.
-// So the list exists within one call of a function below alone, which runs no Python code and keeps
-// the GIL meanwhile.
-py::object all_objects() {
-  const py::object get_objects = py::module_::import("gc").attr("get_objects");
-  auto all = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_objects.ptr()));
-  if (!all) throw py::error_already_set();
-  if (!PyList_Check(all.ptr())) throw py::type_error("gc.get_objects() returned no list");
-  return all;
-}
-
-py::list live_instances(const py::args& kinds) {
+// Weak references to the objects of these types: tuples of the index of the type, the id, the reference.
+py::list live_references(const py::args& kinds) {
   std::vector<PyTypeObject*> wanted;
   for (const py::handle& kind : kinds) {
     if (!PyType_Check(kind.ptr())) throw py::type_error("not a type");
     wanted.push_back(reinterpret_cast<PyTypeObject*>(kind.ptr()));
   }
-  std::unordered_map<PyTypeObject*, bool> known;
+  std::unordered_map<PyTypeObject*, size_t> known;  // the index of the type
   py::list found;
   const NoCollection guard;
   const py::object all = all_objects();
@@ -59,31 +33,56 @@ py::list live_instances(const py::args& kinds) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const object = PyList_GET_ITEM(all.ptr(), i);
     PyTypeObject* const type = Py_TYPE(object);
-    const auto [place, is_new] = known.try_emplace(type, false);
+    const auto [place, is_new] = known.try_emplace(type, wanted.size());
     if (is_new) {
-      place->second = std::any_of(wanted.begin(), wanted.end(), [type](PyTypeObject* kind) {
+      const auto first = std::find_if(wanted.begin(), wanted.end(), [type](PyTypeObject* kind) {
         return PyType_IsSubtype(type, kind) != 0;
       });
+      place->second = static_cast<size_t>(first - wanted.begin());
     }
-    if (place->second && PyList_Append(found.ptr(), object) != 0) throw py::error_already_set();
+    if (place->second == wanted.size()) continue;
+    const auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(object, nullptr));
+    if (reference) {
+      const auto number = py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(object));
+      found.append(py::make_tuple(place->second, number, reference));
+    } else {
+      PyErr_Clear();  // a class without weak references
+    }
   }
   return found;
 }
 
 // Who holds each of `objects`, as in holders/search.h. Nobody else may refer to the list.
-std::vector<std::string> holders_of(const py::list& objects,
-                                    const std::vector<std::string>& hidden,
+std::vector<std::string> holders_of(const py::list& objects, const std::vector<std::string>& hidden,
                                     const std::vector<std::string>& unnamed, double seconds) {
   if (!kVariablesAreKnown) return std::vector<std::string>(objects.size());
+  std::vector<PyObject*> targets;
+  for (const py::handle& each : objects) targets.push_back(each.ptr());
   const NoCollection guard;
-  // Before the list of all objects is made, because an audit hook of the program may run.
-  const py::module_ sys = py::module_::import("sys");
-  const py::dict frames = sys.attr("_current_frames")();
-  const py::dict exceptions = sys.attr("_current_exceptions")();
+  const ThreadsNow threads;
   const py::object all = all_objects();
-  const auto time = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-  return find_holders(objects.ptr(), all.ptr(), frames.ptr(), exceptions.ptr(), {hidden, unnamed},
-                      {time});
+  return find_holders(targets, objects.ptr(), all.ptr(), threads.frames.ptr(), threads.exceptions.ptr(),
+                      {hidden, unnamed}, {seconds})
+      .texts;
+}
+
+// The names of containers that hold at most so many items, and how many they have and may have.
+py::list bounded_container_names(bool only_lists, const std::vector<std::string>& hidden, double seconds) {
+  py::list found;
+  if (!kVariablesAreKnown) return found;
+  const NoCollection guard;
+  const ThreadsNow threads;
+  const py::object all = all_objects();
+  const std::vector<BoundedContainer> containers = bounded_containers(all.ptr(), only_lists);
+  if (containers.empty()) return found;
+  std::vector<PyObject*> targets;
+  for (const BoundedContainer& each : containers) targets.push_back(each.object);
+  const FoundHolders holders = find_holders(targets, nullptr, all.ptr(), threads.frames.ptr(),
+                                            threads.exceptions.ptr(), {hidden, {}}, {seconds});
+  for (size_t i = 0; i < containers.size(); ++i) {
+    found.append(py::make_tuple(holders.texts[i], containers[i].length, containers[i].bound));
+  }
+  return found;
 }
 
 PyObject* g_call = nullptr;  // what call_when_seen() was given last; never destroyed
@@ -105,10 +104,12 @@ void call_when_seen(const py::object& code, const py::object& call) {
 }  // namespace
 
 void register_objects(py::module_& core) {
-  core.def("live_instances", &live_instances);
+  core.def("live_references", &live_references);
   core.def("call_when_seen", &call_when_seen, py::arg("code"), py::arg("call"));
-  core.def("holders_of", &holders_of, py::arg("objects"), py::arg("hidden"),
-           py::arg("unnamed"), py::arg("seconds"));
+  core.def("holders_of", &holders_of, py::arg("objects"), py::arg("hidden"), py::arg("unnamed"),
+           py::arg("seconds"));
+  core.def("bounded_containers", &bounded_container_names, py::arg("only_lists"), py::arg("hidden"),
+           py::arg("seconds"));
 }
 
 }  // namespace pytracer

@@ -8,6 +8,7 @@ namespace pytracer {
 void register_boxes(pybind11::module_& core);
 void register_errors();
 void register_objects(pybind11::module_& core);
+void register_tensors(pybind11::module_& core);
 void register_owners(pybind11::module_& core);
 void register_view(pybind11::module_& core);
 void register_session(pybind11::module_& core);

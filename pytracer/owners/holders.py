@@ -1,24 +1,33 @@
-"""Who holds memory that nothing else explains: the Python objects that keep its tensors."""
+"""Who holds memory that nothing else explains: the Python objects that keep its tensors.
+
+The core looks at all objects at once, keeps none, and returns names and numbers.
+"""
 
 import gc
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytracer
 from pytracer import _core
 from pytracer.owners.container_bounds import with_bounds
-from pytracer.owners.tensors import memory_of
 
 MAX_TENSORS = 20_000
 """For how many tensors holders are searched at most: those that keep graphs, then the largest."""
 
-MAX_SECONDS = 0.3  # how long the search takes at most, in which no other thread runs Python
+MAX_SECONDS = 0.3
+"""The processor time that the search takes at most. No other thread runs Python meanwhile."""
+
+MAX_NODES = 8_000
+"""How many nodes of connected graphs, and of how many tensors, are read at most."""
+
+MAX_GRAPH_SECONDS = 0.2
+"""The processor time in which graphs are read at most."""
 
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
-IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.cpp
-_TEMPORARY = "a temporary value"  # code that runs has it: csrc/holders/search.cpp
+IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h
 _NO_TENSOR = "no Python tensor"
 _RECEIVED = f"{_NO_TENSOR}, perhaps a process that received it"
 
@@ -29,64 +38,70 @@ Begin = tuple[int, int]
 class HoldersNow:
     """The holders of tensors at one moment.
 
-    Of `tensors`, which are all, those without a holder that is wanted are dropped. No other object
-    of pytracer may refer to them, because references are counted. `graphs` are the ids of tensors
-    that keep graphs of autograd. `roots` returns models and optimizers, and of each whether the
-    list or dict that keeps it is wanted, too.
+    In the memory `owned` (address, bytes, device), only graphs are looked for. `roots` are models
+    and optimizers, and of each whether the list or dict that keeps it is wanted, too.
 
     Attributes:
+        saved: What graphs keep without an owner: address, bytes, device, name.
         found: The holder by the storage: "losses[41] of main()"; "": nobody was found.
-        of_tensors: The same by the id of the tensor.
         of_roots: By the ids of models and optimizers those that are garbage, or in such a list.
-        is_complete: Whether a storage that is not in `found` has no tensor in Python.
+        unsearched: For how many tensors there was no time, or no room.
+        unread: How many nodes of graphs could not be read.
+        has_all: Whether a storage that is not in `found` has no tensor in Python.
     """
 
     def __init__(
         self,
         torch: Any,
-        tensors: list[Any],
-        is_wanted: Callable[[Begin], bool],
-        graphs: Collection[int],
-        roots: Callable[[], Iterable[tuple[Any, bool]]],
+        owned: Iterable[tuple[int, int, int]],
+        devices: Collection[int],
+        roots: "dict[int, tuple[ref[Any], bool]]",
+        reads_graphs: bool,
         patience: float = 1,
     ) -> None:
-        chosen, self.is_complete = _choose(
-            torch, tensors, is_wanted, graphs, int(MAX_TENSORS * patience)
-        )
         hidden, unnamed = ([f"{Path(str(each.__file__)).parent}/"] for each in (pytracer, torch))
-        first_root, wanted = len(tensors), []
-        for root, is_list_wanted in roots():
-            tensors.append(root)
-            wanted.append((id(root), is_list_wanted))
-            del root
-        texts = _core.holders_of(tensors, hidden, unnamed, MAX_SECONDS * patience)
-        # Without its bound, a container is accused of a leak.
-        texts = with_bounds(texts, hidden + unnamed, MAX_SECONDS * patience / 2)
+        now = _core.kept_tensors(
+            torch,
+            sys.modules.get("torch.utils.checkpoint"),
+            [*owned],
+            {*devices},
+            reads_graphs,
+            MAX_NODES,
+            MAX_GRAPH_SECONDS * patience,
+            int(MAX_TENSORS * patience),
+            _MAX_LOOKED,
+            bool(gc.get_freeze_count()),  # the collector does not know those objects
+            MAX_SECONDS * patience,
+            hidden,
+            unnamed,
+            [reference for reference, _ in roots.values()],
+        )
+        self.saved = now["saved"]
+        self.unsearched, self.unread = now["unsearched"], now["unread"]
+        self.has_all = now["has_all"] and now["has_all_graphs"] and not now["unread"]
+        texts, self.found = now["tensors"], now["holders"]
+        later = now["later"]
+        for begin, tensor in now["graphs"]:
+            # Nobody may hold the tensor itself, but one that was computed from it.
+            path = []
+            while not texts.get(tensor) and tensor in later:
+                path.append(tensor)
+                tensor = later.pop(tensor)
+            text = texts.get(tensor, "")
+            texts.update(dict.fromkeys(path, text))
+            # The tensor itself may be in a variable, too. Another graph may keep what garbage does.
+            own = self.found.get(begin, "")
+            self.found[begin] = text or ("" if own.endswith(IS_GARBAGE) else own)
         self.of_roots = {
             number: text
-            for (number, is_list_wanted), text in zip(wanted, texts[first_root:], strict=True)
-            if text.endswith(IS_GARBAGE) or (is_list_wanted and "[" in text)
+            for number, text in now["roots"].items()
+            if text.endswith(IS_GARBAGE) or (roots[number][1] and "[" in text)
         }
-        del tensors[first_root:], texts[first_root:]
-        self.found: dict[Begin, str] = {}
-        self.of_tensors: dict[int, str] = {}
-        garbage: dict[Begin, tuple[str, list[Any]]] = {}
-        temporary: set[Begin] = set()
-        for (begin, number), text, tensor in zip(chosen, texts, tensors, strict=True):
-            if text.endswith(IS_GARBAGE):
-                garbage.setdefault(begin, (text, []))[1].append(tensor)
-                self.found.setdefault(begin, "")
-            elif text == _TEMPORARY:
-                temporary.add(begin)
-                self.of_tensors[number] = ""
-            else:
-                self.found[begin] = self.found.get(begin) or text
-                self.of_tensors[number] = text
-        for begin, (text, kept) in garbage.items():
-            if not self.found[begin] and _are_all(torch, kept):
-                self.found[begin] = text
-        for begin in temporary:
-            self.found[begin] = self.found.get(begin) or _TEMPORARY
+        # Without its bound, a container is accused of a leak.
+        seconds = MAX_SECONDS * patience / 2
+        for known in (self.found, self.of_roots):
+            named = with_bounds([*known.values()], hidden + unnamed, seconds)
+            known.update(zip(known, named, strict=True))
 
 
 def without_tensor() -> str:
@@ -102,51 +117,3 @@ def without_tensor() -> str:
         for key, storage in sent
     )
     return _RECEIVED if is_sent else _NO_TENSOR
-
-
-def _are_all(torch: Any, tensors: list[Any]) -> bool:
-    """Return whether nothing but these tensors has the memory of their storage."""
-    uses = getattr(torch._C.TensorBase, "_use_count", None)
-    storage_uses = getattr(torch._C, "_storage_Use_Count", None)
-    if uses is None or storage_uses is None:
-        return False
-    try:
-        storage = tensors[0].untyped_storage()  # which is one more use
-        # References of this variable, of the question, and of torch.
-        is_alone = sys.getrefcount(storage) <= 3
-        is_alone = is_alone and storage_uses(storage._cdata) == len(tensors) + 1
-        return is_alone and all(uses(tensor) == 1 for tensor in tensors)
-    except Exception:  # code of the program: subclasses of tensors
-        return False
-
-
-def _choose(
-    torch: Any,
-    tensors: list[Any],
-    is_wanted: Callable[[Begin], bool],
-    graphs: Collection[int],
-    most: int,
-) -> tuple[list[tuple[Begin, int]], bool]:
-    """Drop other tensors; return the storages and ids of the rest, and whether these are all."""
-    sizes: list[tuple[bool, int, int, Begin]] = []
-    # Objects that gc.freeze() has hidden are not found.
-    are_all = len(tensors) <= _MAX_LOOKED and not gc.get_freeze_count()
-    del tensors[:-_MAX_LOOKED]
-    for number, tensor in enumerate(tensors):
-        try:
-            parts = list(memory_of(torch, tensor))
-            is_fake = type(tensor).__module__.startswith("torch._subclasses.")  # of torch.compile
-            are_all = are_all and bool(parts or tensor.is_meta or is_fake or not tensor.numel())
-        except Exception:  # code of the program: subclasses of tensors
-            are_all = False
-            continue
-        for memory in parts:
-            begin = memory.device, memory.storage_address
-            if id(tensor) in graphs or is_wanted(begin):
-                sizes.append((id(tensor) not in graphs, -memory.size_bytes, number, begin))
-    sizes.sort()
-    are_all = are_all and len(sizes) <= most
-    del sizes[most:]
-    tensors[:] = [tensors[number] for _, _, number, _ in sizes]
-    storages = [begin for *_, begin in sizes]
-    return list(zip(storages, map(id, tensors), strict=True)), are_all

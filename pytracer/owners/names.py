@@ -4,20 +4,24 @@ A path leaves out wrappers, such as the `module` of DistributedDataParallel and 
 torch.compile, so a tensor has one name with and without them.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
+
+from pytracer import _core
+from pytracer.owners.copies import ModuleCopy, OptimizerCopy
 
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The names of the module in a wrapper: of torch.compile, FSDP1, and wrappers for checkpointing."""
 
 
-def named_tensors(modules: list[Any]) -> Iterator[tuple[str, Any, bool, int]]:
+def named_tensors(
+    modules: list[ModuleCopy],
+) -> Iterator[tuple[str, _core.TensorCopy, bool, ModuleCopy]]:
     """Yield the names of modules' parameters and buffers, the tensors, and which are buffers.
 
-    The last value is the id of the outermost module.
+    The last value is the outermost module.
 
     A name is a path, as of `named_modules`, such as "layers.3.attn.q_proj.weight". A tensor of
     several modules comes more than once.
@@ -25,10 +29,10 @@ def named_tensors(modules: list[Any]) -> Iterator[tuple[str, Any, bool, int]]:
     for path, module, root in named_modules(modules):
         for kind in ("_parameters", "_buffers"):
             for name, tensor in _items(module, kind):
-                yield f"{path}.{name}" if path else name, tensor, kind == "_buffers", id(root)
+                yield f"{path}.{name}" if path else name, tensor, kind == "_buffers", root
 
 
-def named_modules(modules: list[Any]) -> Iterator[tuple[str, Any, Any]]:
+def named_modules(modules: list[ModuleCopy]) -> Iterator[tuple[str, ModuleCopy, ModuleCopy]]:
     """Yield the paths of known modules and of all their submodules, these, and the outermost ones.
 
     With several outermost modules, the paths begin with the class of theirs, and a number if two
@@ -49,7 +53,7 @@ def named_modules(modules: list[Any]) -> Iterator[tuple[str, Any, Any]]:
             yield f"{prefix}.{path}" if prefix and path else prefix or path, module, root
 
 
-def outermost(modules: list[Any]) -> list[Any]:
+def outermost(modules: list[ModuleCopy]) -> list[ModuleCopy]:
     """Return the modules that no other of them contains."""
     inner = {id(child) for module in modules for _, child in _items(module, "_modules")}
     return [module for module in modules if id(module) not in inner]
@@ -61,12 +65,12 @@ class _Prefixes:
     def __init__(self) -> None:
         self._known: dict[int, tuple[ref[Any], str]] = {}  # by the id of the module
 
-    def of(self, roots: list[Any]) -> list[str]:
+    def of(self, roots: list[ModuleCopy]) -> list[str]:
         """Return the beginnings of the paths in these modules; "": none."""
         if len(self._known) > 2 * len(roots) + 64:
-            self._known = {i: kept for i, kept in self._known.items() if kept[0]() is not None}
+            self._known = {i: kept for i, kept in self._known.items() if _core.is_alive(kept[0])}
         found = [self._prefix(root) for root in roots]
-        names = [type(root).__name__ for root in roots]
+        names = [root.class_name for root in roots]
         used, classes = {*found} - {None}, Counter(names)
         numbers: Counter[str] = Counter()
         for position, root in enumerate(roots):
@@ -79,13 +83,12 @@ class _Prefixes:
                     prefix = f"{name}#{numbers[name]}"
             used.add(prefix)
             found[position] = prefix
-            with contextlib.suppress(TypeError):  # a class without weak references
-                self._known[id(root)] = ref(root), prefix
+            self._known[root.number] = root.reference, prefix
         return [prefix or "" for prefix in found]
 
-    def _prefix(self, root: Any) -> str | None:
-        known, prefix = self._known.get(id(root), (None, None))
-        return prefix if known is not None and known() is root else None
+    def _prefix(self, root: ModuleCopy) -> str | None:
+        known, prefix = self._known.get(root.number, (None, None))
+        return prefix if known is root.reference else None
 
 
 _PREFIXES = _Prefixes()
@@ -162,57 +165,64 @@ class RememberedNames:
     """
 
     def __init__(self) -> None:
-        self._names: WeakKeyDictionary[Any, dict[tuple[int, int], tuple[int, str]]]
-        self._names = WeakKeyDictionary()
+        self._names: dict[int, tuple[ref[Any], dict[tuple[int, int], tuple[int, str]]]] = {}
+        self._most = 64  # how many there are when those that are gone are left out
 
-    def remember(self, name_of: Callable[[Any], str], optimizers: list[Any]) -> None:
+    def remember(self, name_of: Callable[[int], str], optimizers: list[OptimizerCopy]) -> None:
         """Remember the names of what optimizers have, and forget what they do not have any more.
 
-        `name_of` returns the name of a parameter; "" if no module has the parameter.
+        `name_of` returns the name of a parameter by its id; "" if no module has the parameter.
         """
         for optimizer in optimizers:
-            known = self._names.get(optimizer, {})
-            self._names[optimizer] = {
+            known = self._of(optimizer)
+            names = {
                 place: found
                 for place, parameter in _places(optimizer)
-                if (found := (id(parameter), name_of(parameter)))[1]
-                or (found := known.get(place, (0, "")))[0] == id(parameter)
+                if (found := (parameter.number, name_of(parameter.number)))[1]
+                or (found := known.get(place, (0, "")))[0] == parameter.number
             }
+            self._names[optimizer.number] = optimizer.reference, names
+        if len(self._names) > self._most:
+            self._names = {i: kept for i, kept in self._names.items() if _core.is_alive(kept[0])}
+            self._most = max(64, 2 * len(self._names))
 
-    def name_of(self, optimizer: Any, place: tuple[int, int], parameter: Any) -> str | None:
+    def _of(self, optimizer: OptimizerCopy) -> dict[tuple[int, int], tuple[int, str]]:
+        reference, names = self._names.get(optimizer.number, (None, {}))
+        return names if reference is optimizer.reference else {}
+
+    def name_of(
+        self, optimizer: OptimizerCopy, place: tuple[int, int], parameter: int
+    ) -> str | None:
         """Return the name that a parameter of an optimizer had; None if it never had one.
 
-        `place` has the number of the group, and of the parameter in it.
+        `place` has the number of the group, and of the parameter in it. `parameter` is its id.
         """
-        known, name = self._names.get(optimizer, {}).get(place, (0, None))
-        return name if known == id(parameter) else None
+        known, name = self._of(optimizer).get(place, (0, None))
+        return name if known == parameter else None
 
 
 class ParameterPaths:
     """The names of the parameters that modules have, at one moment. Keeps nothing alive."""
 
-    def __init__(self, modules: list[Any]) -> None:
+    def __init__(self, modules: list[ModuleCopy]) -> None:
         self._found: dict[int, tuple[str, ref[Any], str]] = {}
         for path, module, _ in named_modules(modules):
-            with contextlib.suppress(TypeError):  # a class without weak references
-                reference = ref(module)
-                for key, parameter in _items(module, "_parameters"):
-                    name = f"{path}.{key}" if path else key
-                    self._found.setdefault(id(parameter), (name, reference, key))
+            for key, parameter in _items(module, "_parameters"):
+                name = f"{path}.{key}" if path else key
+                self._found.setdefault(parameter.number, (name, module.reference, key))
 
-    def name_of(self, parameter: Any) -> str:
-        """Return the name of a parameter; "" if its module does not have it any more."""
-        name, reference, key = self._found.get(id(parameter), ("", None, ""))
-        module = reference() if reference is not None else None
-        is_same = module is not None and module._parameters.get(key) is parameter
+    def name_of(self, parameter: int) -> str:
+        """Return the name of a parameter by its id; "" if its module does not have it any more."""
+        name, module, key = self._found.get(parameter, ("", None, ""))
+        is_same = module is not None and _core.parameter_number(module, key) == parameter
         return name if is_same else ""
 
-    def has_all(self, optimizer: Any) -> bool:
+    def has_all(self, optimizer: OptimizerCopy) -> bool:
         """Return whether each parameter of an optimizer has a name."""
-        return all(self.name_of(parameter) for _, parameter in _places(optimizer))
+        return all(self.name_of(parameter.number) for parameter in optimizer.parameters)
 
 
-def _places(optimizer: Any) -> Iterator[tuple[tuple[int, int], Any]]:
-    for number, group in enumerate(list(optimizer.param_groups)):
-        for position, parameter in enumerate(list(group["params"])):
+def _places(optimizer: OptimizerCopy) -> Iterator[tuple[tuple[int, int], _core.TensorCopy]]:
+    for number, (parameters, _) in enumerate(optimizer.groups):
+        for position, parameter in enumerate(parameters):
             yield (number, position), parameter

@@ -4,19 +4,24 @@ import contextlib
 import gc
 import os
 import sys
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
+from weakref import ref
 
 from pytracer import _core
 from pytracer.log import warn_once
+from pytracer.owners.copies import (
+    ModuleCopy,
+    OptimizerCopy,
+    Part,
+    copies_of_modules,
+    copy_of_optimizer,
+)
 from pytracer.owners.gradients import GradientAccess
-from pytracer.owners.holders import IS_GARBAGE, Begin, HoldersNow, without_tensor
+from pytracer.owners.holders import Begin, HoldersNow, without_tensor
 from pytracer.owners.names import named_tensors, outermost
 from pytracer.owners.registry import REGISTRY
-from pytracer.owners.saved_tensors import SavedTensors
-from pytracer.owners.tensors import memory_of, tensors_in
 
 MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
 _MOST_ROOTS = 1000  # of how many models and optimizers the holders are searched at most
@@ -45,6 +50,7 @@ class OwnersNow:
         holders: Addresses and devices of storages without an owner, or that a graph keeps, and who
             holds them; "": nobody was found.
         unheld: What has the memory without an owner or a holder; "": perhaps a Python tensor.
+        unsearched: For how many tensors there was no time, or no room, to search for holders.
     """
 
     def __init__(
@@ -55,10 +61,10 @@ class OwnersNow:
         self.unread_gradients = 0
         self.holders: list[tuple[int, int, str]] = []
         self.unheld = ""
+        self.unsearched = 0
         self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
-        self._graphs: dict[Begin, int] = {}  # the id of the tensor that keeps a saved one
-        self._later: dict[int, int] = {}
-        self._has_all_graphs = False
+        self._roots: dict[int, tuple[ref[Any], bool]] = {}
+        self._may_read_graphs = False
         self._devices, self._used, self._patience = devices, used, patience
         self._torch: Any = sys.modules.get("torch")
         if self._torch is None:
@@ -66,109 +72,80 @@ class OwnersNow:
         self._attempt(REGISTRY.search)
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with self._torch._C.DisableTorchFunction():
-            may_read_graphs = self._read()
+            self._attempt(self._read)
             self._attempt(self._workspaces)
-            # Meanwhile tensors that other threads drop stay alive: that is worth it when memory has
-            # run out.
-            if may_read_graphs or self._patience > 1:
-                self._attempt(self._graphs_and_holders, may_read_graphs)
+            self._attempt(self._hold)
 
-    def _read(self) -> bool:
-        """Read what models and optimizers have; return whether graphs may be read, too."""
-        # By id, with the id of the model or the optimizer; the tensors stay alive meanwhile.
-        parameters: dict[int, tuple[str, Any, int]] = {}
-        for name, parameter, root in self._of_modules():
-            parameters.setdefault(id(parameter), (name, parameter, root))
-        optimizers = REGISTRY.optimizers()
+    def _read(self) -> None:
+        """Read what models and optimizers have."""
         access = GradientAccess(self._torch, REGISTRY)
+        self._may_read_graphs = access.may_read_graphs(self._used)
+        optimizers: list[OptimizerCopy] = []
+        steppers: dict[int, int] = {}  # threads by parameters
+        for reference, thread in REGISTRY.optimizers():
+            optimizer, unread = copy_of_optimizer(reference, thread, access.rule)
+            self._note_unread(unread)
+            if optimizer is None:
+                continue
+            optimizers.append(optimizer)
+            if thread is not None:
+                steppers.update((each.number, thread) for each in optimizer.parameters)
+        modules, unread = copies_of_modules(REGISTRY.modules(), steppers, access.rule)
+        self._note_unread(unread)
+        # By id, with the id of the model or the optimizer.
+        parameters: dict[int, tuple[str, _core.TensorCopy, int]] = {}
+        for name, parameter, root in self._of_modules(modules, optimizers):
+            parameters.setdefault(parameter.number, (name, parameter, root))
         for optimizer in optimizers:
-            self._attempt(self._parameters_of, optimizer, parameters, access)
+            self._parameters_of(optimizer, parameters)
         for name, parameter, root in parameters.values():
-            self._attempt(self._gradient_of, name, parameter, root, access)
+            self.unread_gradients += parameter.is_gradient_unread
+            self._add(parameter.gradient, _GRADIENT, _GRAD, f"grad of {name}", root)
+            self._add(parameter.main_gradient, _GRADIENT, _GRAD, f"main_grad of {name}", root)
         for optimizer in optimizers:
-            self._attempt(self._state_of, optimizer, parameters)
-        return access.may_read_graphs(self._used)
+            self._state_of(optimizer, parameters)
+        self._roots = self._several(modules, optimizers)
 
-    def _graphs_and_holders(self, may_read_graphs: bool) -> None:
-        """Read what graphs keep, unless another thread may change them, and who holds tensors.
-
-        The list refers to all tensors meanwhile: those that other threads drop would die later.
-        """
-        tensor = self._torch.Tensor
-        if may_read_graphs:
-            saved = SavedTensors(self._torch, self._patience)
-            things = _core.live_instances(*saved.kinds)
-            self._attempt(self._saved, saved, things)
-            things[:] = [thing for thing in things if issubclass(type(thing), tensor)]
-        else:
-            things = _core.live_instances(tensor)
-        self._attempt(self._hold, things)
-
-    def _saved(self, saved: SavedTensors, things: list[Any]) -> None:
-        """Add the memory that graphs keep, unless a tensor with an owner has a part of it.
-
-        The weights of a layer are kept too, and all parameters of FSDP1 are in one storage.
-        """
-        begins = sorted((device, address) for address, _, device, *_ in self.owners)
-        known = set()
-        for name, tensor, kept_by in saved.found(things):
-            for memory in memory_of(self._torch, tensor):
-                begin = memory.device, memory.storage_address
-                if begin in known:
-                    continue
-                known.add(begin)
-                place = bisect_left(begins, begin)
-                size_bytes = memory.part.untyped_storage().nbytes()
-                end = memory.device, memory.storage_address + size_bytes
-                if place == len(begins) or begins[place] >= end:
-                    owner = memory.storage_address, size_bytes, memory.device
-                    self._add_owner((*owner, _ACTIVATION, _SAVED, name))
-                    self._graphs[begin] = kept_by
-        self.unread += saved.unread + (not saved.is_complete)
-        self._has_all_graphs, self._later = saved.is_complete, saved.later
-
-    def _hold(self, tensors: list[Any]) -> None:
-        """Find who holds what has no owner, and the graphs of autograd."""
-        named = sorted((device, address) for address, _, device, *_ in self.owners)
-        ends = {(device, address): address + size for address, size, device, *_ in self.owners}
-
-        def is_wanted(begin: Begin) -> bool:
-            """Return whether no owner is where a storage begins."""
-            place = bisect_right(named, begin) - 1
-            is_in = place >= 0 and named[place][0] == begin[0]
-            return begin[0] in self._devices and not (is_in and begin[1] < ends[named[place]])
-
-        graphs = {*self._graphs.values(), *self._later.values()}
-        now = HoldersNow(self._torch, tensors, is_wanted, graphs, self._roots, self._patience)
-        texts = now.of_tensors
-        for begin, tensor in self._graphs.items():
-            # Nobody may hold the tensor itself, but one that was computed from it.
-            path = []
-            while not texts.get(tensor) and tensor in self._later:
-                path.append(tensor)
-                tensor = self._later.pop(tensor)
-            text = texts.get(tensor, "")
-            texts.update(dict.fromkeys(path, text))
-            # The tensor itself may be in a variable, too. Another graph may keep what garbage does.
-            own = now.found.get(begin, "")
-            now.found[begin] = text or ("" if own.endswith(IS_GARBAGE) else own)
+    def _hold(self) -> None:
+        """Read what graphs keep, unless another thread may change them, and who holds tensors."""
+        owned = [owner[:3] for owner in self.owners]
+        now = HoldersNow(
+            self._torch, owned, self._devices, self._roots, self._may_read_graphs, self._patience
+        )
+        for address, size_bytes, device, name in now.saved:
+            self._add_owner((address, size_bytes, device, _ACTIVATION, _SAVED, name))
+        self.unread += now.unread
+        self.unsearched = now.unsearched
         for root, text in now.of_roots.items():
             now.found.update(dict.fromkeys(self._of_roots[root], text))
         self.holders = [(address, device, text) for (device, address), text in now.found.items()]
-        if now.is_complete and self._has_all_graphs and not self.unread:
+        if now.has_all and not self.unread:
             self.unheld = without_tensor()
 
-    def _roots(self) -> Iterator[tuple[Any, bool]]:
-        """Yield the models and optimizers of a class that has several, and whether it has many.
+    def _several(
+        self, modules: list[ModuleCopy], optimizers: list[OptimizerCopy]
+    ) -> "dict[int, tuple[ref[Any], bool]]":
+        """Return the models and optimizers of a class that has several, and whether it has many.
 
         A model that is still used is in a variable, which says nothing; one of several may be kept.
         """
-        roots = [*outermost(REGISTRY.modules()), *REGISTRY.optimizers()]
-        roots = [root for root in roots if id(root) in self._of_roots][-_MOST_ROOTS:]
-        counts = Counter(map(type, roots))
-        yield from (
-            (root, counts[type(root)] >= _SEVERAL) for root in roots if counts[type(root)] > 1
-        )
+        roots: list[ModuleCopy | OptimizerCopy] = [*outermost(modules), *optimizers]
+        roots = [root for root in roots if root.number in self._of_roots][-_MOST_ROOTS:]
+        counts = Counter(each.class_name for each in roots)
+        return {
+            each.number: (each.reference, counts[each.class_name] >= _SEVERAL)
+            for each in roots
+            if counts[each.class_name] > 1
+        }
+
+    def _note_unread(self, unread: int) -> None:
+        self.unread += unread
+        if unread:
+            warn_once(
+                "some memory has no name: a tensor of a model or an optimizer could not be read. "
+                "The job is not affected",
+                "owners: unread",
+            )
 
     def _attempt(self, read: Any, *arguments: Any) -> None:
         try:
@@ -181,12 +158,11 @@ class OwnersNow:
                 f"owners: {type(error)}",
             )
 
-    def _add(self, tensor: Any, category: int, rule: int, name: str, root: int) -> None:
-        """Add a tensor of a model or an optimizer with this id."""
-        for memory in memory_of(self._torch, tensor):
-            self._add_owner((*memory[:3], category, rule, name))
-            begin = memory.device, memory[0]
-            self._of_roots.setdefault(root, []).append(begin)
+    def _add(self, parts: list[Part], category: int, rule: int, name: str, root: int) -> None:
+        """Add the memory of a tensor of a model or an optimizer with this id."""
+        for address, size_bytes, device, _ in parts:
+            self._add_owner((address, size_bytes, device, category, rule, name))
+            self._of_roots.setdefault(root, []).append((device, address))
 
     def _add_owner(self, owner: Owner) -> None:
         if owner[2] not in self._devices:
@@ -205,68 +181,49 @@ class OwnersNow:
             name = "cuBLASLt workspace" if is_lt else "cuBLAS workspace"
             self._add_owner((address, 1, device, _WORKSPACE, _CUBLAS, name))
 
-    def _of_modules(self) -> Iterator[tuple[str, Any, int]]:
+    def _of_modules(
+        self, modules: list[ModuleCopy], optimizers: list[OptimizerCopy]
+    ) -> Iterator[tuple[str, _core.TensorCopy, int]]:
         """Add what modules have; yield the parameters, and the ids of the outermost modules."""
-        named: list[Any] = []
-        self._attempt(lambda: named.extend(named_tensors(REGISTRY.modules())))
+        named = [*named_tensors(modules)]
         names: dict[int, str] = {}
         for name, tensor, is_buffer, _ in named:
             if not is_buffer:
-                names.setdefault(id(tensor), name)
-        self._attempt(
-            REGISTRY.names.remember,
-            lambda parameter: names.get(id(parameter), ""),
-            REGISTRY.optimizers(),
-        )
+                names.setdefault(tensor.number, name)
+        REGISTRY.names.remember(lambda parameter: names.get(parameter, ""), optimizers)
         for name, tensor, is_buffer, root in named:
             category = _BUFFER if is_buffer else _PARAMETER
-            self._attempt(self._add, tensor, category, _MODULE, name, root)
+            self._add(tensor.parts, category, _MODULE, name, root.number)
             if not is_buffer:
-                yield name, tensor, root
+                yield name, tensor, root.number
 
     def _parameters_of(
-        self, optimizer: Any, parameters: dict[int, tuple[str, Any, int]], access: GradientAccess
+        self, optimizer: OptimizerCopy, known: dict[int, tuple[str, _core.TensorCopy, int]]
     ) -> None:
         """Add the parameters that no module has."""
-        kind = type(optimizer).__name__
-        thread = REGISTRY.stepping_thread(optimizer)
-        for number, group in enumerate(list(optimizer.param_groups)):
-            of_group = list(group["params"])
-            access.note_optimizer(of_group, thread)
-            for position, parameter in enumerate(of_group):
-                if id(parameter) not in parameters:
-                    name = REGISTRY.names.name_of(optimizer, (number, position), parameter)
-                    name = name or f"{kind} group {number} parameter {position}"
-                    root = id(optimizer)
-                    parameters[id(parameter)] = (name, parameter, root)
-                    self._attempt(self._add, parameter, _PARAMETER, _OPTIMIZER, name, root)
+        for group, (parameters, _) in enumerate(optimizer.groups):
+            for position, parameter in enumerate(parameters):
+                if parameter.number in known:
+                    continue
+                name = REGISTRY.names.name_of(optimizer, (group, position), parameter.number)
+                name = name or f"{optimizer.class_name} group {group} parameter {position}"
+                known[parameter.number] = name, parameter, optimizer.number
+                self._add(parameter.parts, _PARAMETER, _OPTIMIZER, name, optimizer.number)
 
-    def _gradient_of(self, name: str, parameter: Any, root: int, access: GradientAccess) -> None:
-        if not access.may_read(parameter):
-            self.unread_gradients += parameter.requires_grad
-        elif parameter.is_leaf and (gradient := parameter.grad) is not None:
-            self._add(gradient, _GRADIENT, _GRAD, f"grad of {name}", root)
-        # Megatron's gradient in full precision. A property of this name is not asked, because
-        # Megatron-FSDP's allocates the gradient.
-        main_grad = getattr(parameter, "__dict__", {}).get("main_grad")
-        if isinstance(main_grad, self._torch.Tensor):
-            self._add(main_grad, _GRADIENT, _GRAD, f"main_grad of {name}", root)
-
-    def _state_of(self, optimizer: Any, parameters: dict[int, tuple[str, Any, int]]) -> None:
-        kind, root = type(optimizer).__name__, id(optimizer)
-        for key, state in list(optimizer.state.items()):
-            owner, *_ = parameters.get(id(key), (kind,))
-            values = list(state.items()) if isinstance(state, dict) else [(key, state)]
-            for name, value in values:
-                text = f"{name if isinstance(name, str | int) else 'state'} of {owner}"
-                for tensor in tensors_in(self._torch, value):
-                    self._attempt(self._add, tensor, _STATE, _OPTIMIZER, text, root)
-        for number, group in enumerate(list(optimizer.param_groups)):
-            for name, value in list(group.items()):
-                if name != "params":  # such as a learning rate that is a tensor
-                    for tensor in tensors_in(self._torch, value):
-                        named = f"{name} of {kind} group {number}"
-                        self._attempt(self._add, tensor, _STATE, _OPTIMIZER, named, root)
+    def _state_of(
+        self, optimizer: OptimizerCopy, parameters: dict[int, tuple[str, _core.TensorCopy, int]]
+    ) -> None:
+        kind, root = optimizer.class_name, optimizer.number
+        named = [
+            (parameters[key][0] if key in parameters else kind, values)
+            for key, values in optimizer.states
+        ]
+        # Such as a learning rate that is a tensor.
+        named += [(f"{kind} group {i}", values) for i, (_, values) in enumerate(optimizer.groups)]
+        for owner, values in named:
+            for name, tensors in values:
+                for tensor in tensors:
+                    self._add(tensor.parts, _STATE, _OPTIMIZER, f"{name} of {owner}", root)
 
 
 _pausing = 0

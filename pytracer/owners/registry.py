@@ -10,19 +10,34 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import ref
 
 from pytracer import _core
 from pytracer.backends.running_torch import is_compiled
 from pytracer.log import warn_once
-from pytracer.owners.names import ParameterPaths, RememberedNames, has_parameters
-from pytracer.owners.uses import note_modules, note_optimizer
+from pytracer.owners.copies import copies_of_modules, copy_of_optimizer
+from pytracer.owners.names import ParameterPaths, RememberedNames
 
 MAX_MODULES = 2**18  # how many modules, and optimizers, are known at most; later ones are counted
 _MAX_MAKERS = 1024
+_FEW = 64  # objects, of which those that are gone need not be left out
 _GATHERING = {"FSDPModule", "FullyShardedDataParallel"}
+
+
+class _Known:
+    """A weak reference to an optimizer, and what is known about it.
+
+    Attributes:
+        thread: The thread that stepped it last; None: it has not stepped yet.
+        noted: How many of its states were noted in the live blocks; None: nothing was.
+    """
+
+    __slots__ = ("noted", "reference", "thread")
+
+    def __init__(self, reference: "ref[Any]", thread: int | None) -> None:
+        self.reference, self.thread = reference, thread
+        self.noted: int | None = None
 
 
 class Registry:
@@ -36,17 +51,17 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        # The thread that stepped an optimizer last; None: it has not stepped yet.
-        self._optimizers: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
+        # By the ids of the objects, some of which may be gone. Each reference is the one that an
+        # object has without a call: `ref(module)` is the same object as long as both live.
+        self._modules: dict[int, ref[Any]] = {}
+        self._optimizers: dict[int, _Known] = {}
+        self._most_modules = self._most_optimizers = _FEW  # then those that are gone are left out
         self._handles: list[Any] = []
         self._changing = threading.RLock()  # a signal handler may start or stop a tracer
         self._changes = 0  # how often a module got a parameter, a buffer or a submodule
         self._named_at = -1  # the changes when `_paths` was made
         self._paths = ParameterPaths([])
         self._noted_at = -1  # the changes when what modules have was noted in the live blocks
-        # How many states of an optimizer were noted; it makes more when it steps other parameters.
-        self._noted_states: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self.names = RememberedNames()
         self.makers: set[int] = set()
         self.dropped = 0
@@ -61,7 +76,8 @@ class Registry:
         with self._changing:
             self._note_maker()
             self._noted_at = -1  # the live blocks may be new
-            self._noted_states.clear()
+            for known in [*self._optimizers.values()]:
+                known.noted = None
             self._follow_calls()
             if self._handles:
                 return
@@ -120,38 +136,54 @@ class Registry:
         if is_compiled():  # torch would not compile what follows
             return
         self._changes += 1
-        if id(module) not in self._modules:
-            self._note_maker()
-            self._add(self._modules, id(module), module)
+        with contextlib.suppress(TypeError):  # a class without weak references
+            reference = ref(module)
+            if self._modules.get(id(module)) is not reference:
+                self._note_maker()
+                self._add_module(id(module), reference)
 
     def _steps(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note an optimizer and its thread, before its first step makes its state."""
         if is_compiled():
             return
         try:
-            thread, stepped = threading.get_ident(), self._optimizers.get(optimizer)
-            if stepped != thread:
-                self._add(self._optimizers, optimizer, thread)
+            known = self._known(optimizer)
+            stepped = known.thread
+            known.thread = threading.get_ident()
             if stepped is None:
-                self._remember_names(optimizer)
-        except Exception:  # code of the program: a hash, or a module that is not like torch's
+                self._remember_names(known.reference)
+        except Exception:  # no room, or a module that is not like torch's
             self.dropped += 1
+
+    def _known(self, optimizer: Any) -> _Known:
+        reference = ref(optimizer)
+        known = self._optimizers.get(id(optimizer))
+        if known is not None and known.reference is reference:
+            return known
+        if not self._add_optimizer(id(optimizer), reference):
+            raise LookupError
+        return self._optimizers[id(optimizer)]
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note what models and an optimizer have, after a step that has made states."""
         if is_compiled():
             return
         try:
-            noted, states = self._noted_states.get(optimizer), len(optimizer.state)
-            if noted == states:
+            known = self._known(optimizer)
+            # It makes more states when it steps other parameters.
+            if known.noted == len(optimizer.state):
                 return
-            self._noted_states[optimizer] = states
             if self._noted_at != self._changes:
                 self.search()
                 self._noted_at = self._changes  # with those that the search has found
-                note_modules(self.modules())
-            note_optimizer(optimizer, noted or 0)
-        except Exception:  # code of the program: a module or an optimizer that is not like torch's
+                self._note_modules()
+            first = known.noted or 0
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                copy, _ = copy_of_optimizer(
+                    known.reference, None, first_state=first, notes_uses=True
+                )
+            known.noted = copy.state_count if copy is not None else first
+        except Exception:  # no room, or an optimizer that is not like torch's
             self.dropped += 1
 
     def _called(self) -> None:
@@ -161,78 +193,106 @@ class Registry:
         """
         try:
             self.search()
-            modules = self.modules()
-            kinds = {base.__name__ for kind in set(map(type, modules)) for base in kind.__mro__}
-            if kinds.isdisjoint(_GATHERING) and "deepspeed" not in sys.modules:
-                note_modules(modules)
-        except Exception:  # code of the program: a module that is not like torch's
+            if "deepspeed" not in sys.modules and not self._gathers():
+                self._note_modules()
+        except Exception:  # a module that is not like torch's
             self.dropped += 1
 
-    def _remember_names(self, optimizer: Any) -> None:
+    def _gathers(self) -> bool:
+        return not _GATHERING.isdisjoint(_core.class_names(self.modules()))
+
+    def _note_modules(self) -> None:
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            copies_of_modules(self.modules(), {}, notes_uses=True)
+
+    def _remember_names(self, reference: "ref[Any]") -> None:
         # All modules are named at once, for all optimizers that step for the first time, and anew
         # only if a parameter is missing and modules have changed: a program may have an optimizer
         # for each parameter.
-        if self._named_at != self._changes and not self._paths.has_all(optimizer):
-            self._named_at = self._changes
-            self._paths = ParameterPaths(self.modules())
-        self.names.remember(self._paths.name_of, [optimizer])
-
-    def _add(self, known: Any, key: Any, value: Any) -> None:
-        if len(known) < MAX_MODULES or key in known:
-            with contextlib.suppress(TypeError):  # a class without weak references
-                known[key] = value
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            copy, _ = copy_of_optimizer(reference)
+            if copy is None:
                 return
-        self.dropped += 1
+            if self._named_at != self._changes and not self._paths.has_all(copy):
+                self._named_at = self._changes
+                self._paths = ParameterPaths(copies_of_modules(self.modules(), {})[0])
+        self.names.remember(self._paths.name_of, [copy])
+
+    def _add_module(self, number: int, reference: "ref[Any]") -> None:
+        if len(self._modules) >= self._most_modules:
+            self._forget_dead()
+        if len(self._modules) < MAX_MODULES:
+            self._modules.pop(number, None)  # of one that is gone: the new one comes last
+            self._modules[number] = reference
+        else:
+            self.dropped += 1
+
+    def _add_optimizer(self, number: int, reference: "ref[Any]") -> bool:
+        if len(self._optimizers) >= self._most_optimizers:
+            self._forget_dead()
+        if len(self._optimizers) >= MAX_MODULES:
+            return False
+        self._optimizers.pop(number, None)
+        self._optimizers[number] = _Known(reference, None)
+        return True
+
+    def _forget_dead(self) -> None:
+        modules, optimizers = [*self._modules.items()], [*self._optimizers.items()]
+        self._modules = {key: each for key, each in modules if _core.is_alive(each)}
+        self._optimizers = {key: each for key, each in optimizers if _core.is_alive(each.reference)}
+        self._most_modules = max(_FEW, 2 * len(self._modules))
+        self._most_optimizers = max(_FEW, 2 * len(self._optimizers))
 
     def search(self) -> None:
         """Find the modules and optimizers that torch has not reported.
 
-        Only the types of objects are looked at, so hardly any code of the program runs.
+        Only the types of objects are looked at, so no code of the program runs.
         """
         modules = sys.modules.get("torch.nn.modules.module")
         optimizers = sys.modules.get("torch.optim.optimizer")
         if modules is None or optimizers is None:  # no torch
             return
-        for thing in _core.live_instances(modules.Module, optimizers.Optimizer):
-            try:
-                if issubclass(type(thing), modules.Module):
-                    if id(thing) not in self._modules:
-                        self._changes += 1
-                        self._add(self._modules, id(thing), thing)
-                elif thing not in self._optimizers:
-                    self._add(self._optimizers, thing, None)
-            except Exception:  # code of the program: a hash
-                self.dropped += 1
+        self._forget_dead()
+        kinds = modules.Module, optimizers.Optimizer
+        for kind, number, reference in _core.live_references(*kinds):
+            if kind == 0:
+                if self._modules.get(number) is not reference:
+                    self._changes += 1
+                    self._add_module(number, reference)
+                continue
+            known = self._optimizers.get(number)
+            if known is None or known.reference is not reference:
+                self.dropped += not self._add_optimizer(number, reference)
 
-    def modules(self) -> list[Any]:
-        """Return the modules that exist, in the order in which they were found."""
-        return _alive(self._modules.valuerefs())
+    def modules(self) -> "list[ref[Any]]":
+        """Return references to the modules, in the order in which they were found."""
+        return [each for each in [*self._modules.values()] if _core.is_alive(each)]
 
-    def optimizers(self) -> list[Any]:
-        """Return the optimizers that exist, in the order in which they were found."""
-        return _alive(self._optimizers.keyrefs())
+    def optimizers(self) -> "list[tuple[ref[Any], int | None]]":
+        """Return references to the optimizers, and the threads that stepped them last.
+
+        They are in the order in which they were found. None: it has not stepped yet.
+        """
+        return [
+            (known.reference, known.thread)
+            for known in [*self._optimizers.values()]
+            if _core.is_alive(known.reference)
+        ]
+
+    def steppers(self) -> "list[int]":
+        """Return the threads that stepped an optimizer last."""
+        return [thread for _, thread in self.optimizers() if thread is not None]
 
     def are_models_evaluating(self) -> bool | None:
         """Return whether no module with parameters is in training mode; None if there is none."""
-        try:
-            modes = {module.training for module in self.modules() if has_parameters(module)}
-        except Exception:  # code of the program: a module that is not like torch's
-            return None
+        modes = _core.training_modes(self.modules())
         return not any(modes) if modes else None
-
-    def stepping_thread(self, optimizer: Any) -> int | None:
-        """Return the thread that stepped an optimizer last; None: it has not stepped yet."""
-        return self._optimizers.get(optimizer)
 
 
 def _is_being_imported() -> bool:
     """Return whether torch is just being imported, as with `PYTRACER=1`: nothing is older then."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))  # set by importlib
-
-
-def _alive(references: "Iterable[ref[Any]]") -> list[Any]:
-    return [thing for reference in references if (thing := reference()) is not None]
 
 
 REGISTRY = Registry()  # the modules and optimizers of this process

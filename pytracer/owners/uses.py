@@ -1,5 +1,6 @@
-"""What the program uses tensors for: arguments and results of models, gradients that it asked for,
-and what models and optimizers have.
+"""What the program uses tensors for: arguments and results of models, gradients that it asked for.
+
+The caller has these tensors meanwhile, so nothing lives longer.
 
 The recorder notes the use with the number of the next event, so that a file's reader finds the
 block that the tensor was in, also if the program frees it before the file is written.
@@ -14,7 +15,7 @@ from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.owners.tensors import memory_of, tensors_in
 
-ARGUMENT, RESULT, GRADIENT, PARAMETER, BUFFER, STATE = range(6)  # csrc/record/tensor_uses.h
+ARGUMENT, RESULT, GRADIENT = range(3)  # csrc/record/tensor_uses.h
 MAX_TENSORS = 256  # how many tensors of one call are noted at most
 MAX_ITEMS = 1024  # how many items of one list, tuple or dict in the arguments are looked at
 _ALONE = 2  # how often torch counts a tensor's memory: for the tensor, and for the object that asks
@@ -56,24 +57,7 @@ def note_gradients(gradients: Any) -> None:
     _note(gradients, GRADIENT)
 
 
-def note_modules(modules: list[Any]) -> None:
-    """Note the parameters and buffers that modules have now. Never raises."""
-    for module in modules:
-        _note(getattr(module, "_parameters", None), PARAMETER, most=None)
-        _note(getattr(module, "_buffers", None), BUFFER, most=None)
-
-
-def note_optimizer(optimizer: Any, noted: int) -> None:
-    """Note the parameters and the states that an optimizer has now. Never raises.
-
-    `noted`: how many of its states were noted before, with the parameters.
-    """
-    if not noted:
-        _note([group.get("params") for group in optimizer.param_groups], PARAMETER, most=None)
-    _note(list(islice(optimizer.state.values(), noted, None)), STATE, most=None)
-
-
-def _note(value: Any, role: int, module: Any = None, most: int | None = MAX_TENSORS) -> None:
+def _note(value: Any, role: int, module: Any = None) -> None:
     torch: Any = sys.modules["torch"]
     try:
         # Losses and metrics are modules too; a model has parameters.
@@ -81,8 +65,7 @@ def _note(value: Any, role: int, module: Any = None, most: int | None = MAX_TENS
             return
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with torch._C.DisableTorchFunction():
-            items = MAX_ITEMS if most else None
-            for tensor in islice(tensors_in(torch, value, max_items=items), most):
+            for tensor in islice(tensors_in(torch, value, max_items=MAX_ITEMS), MAX_TENSORS):
                 if role == ARGUMENT and (tensor.requires_grad or _may_be_parameter(torch, tensor)):
                     continue
                 for memory in memory_of(torch, tensor):

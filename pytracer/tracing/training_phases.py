@@ -11,9 +11,11 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
+from pytracer import _core
 from pytracer.backends.running_torch import is_compiled
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
+from pytracer.owners.copies import copies_of_modules
 from pytracer.owners.names import named_modules, submodules, wrapped_module
 from pytracer.owners.registry import REGISTRY
 from pytracer.owners.uses import is_outermost, note_arguments, note_gradients, note_results
@@ -241,7 +243,8 @@ class ModulePhases:
             names.add(name)
             self._bytes += len(text)
         if len(self._modules) >= self.MOST:
-            self._modules = {key: kept for key, kept in self._modules.items() if kept[0]()}
+            known = [*self._modules.items()]
+            self._modules = {key: kept for key, kept in known if _core.is_alive(kept[0])}
         if len(self._modules) < self.MOST:
             with contextlib.suppress(TypeError):  # a class without weak references
                 self._modules[id(module)] = (ref(module), name)
@@ -255,9 +258,10 @@ class ModulePhases:
         names: dict[str, Any] = {kind: sorted(names) for kind, names in self._names.items()}
         owners: dict[str, str] = {}
         with contextlib.suppress(Exception):  # code of the program: attributes of modules
-            for path, module, _ in named_modules(REGISTRY.modules()) if self._modules else ():
-                reference, name = self._modules.get(id(module), (None, ""))
-                if reference is not None and reference() is module:
+            copies = copies_of_modules(REGISTRY.modules(), {})[0] if self._modules else []
+            for path, module, _ in named_modules(copies):
+                reference, name = self._modules.get(module.number, (None, ""))
+                if reference is module.reference:
                     owners[path] = name
         return {**names, "paths_of_owners": owners}
 

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 import pytracer
-from pytracer.owners import holders, saved_tensors
+from pytracer.owners import holders
 
 WIDTH = 128
 SIZE = WIDTH * WIDTH * 4
@@ -84,7 +84,7 @@ def steps(count: int = 60, *, ends_steps: bool = False) -> Iterator[int]:
 def record(name: str, device: str, output: str) -> None:
     """Record a program in this process, with the default options of a job."""
     Run.device, Run.output = device, output
-    holders.MAX_SECONDS = saved_tensors.MAX_SECONDS = 30.0  # on a busy machine, too
+    holders.MAX_SECONDS = holders.MAX_GRAPH_SECONDS = 30.0  # on a busy machine, too
     with pytracer.Tracer(device=device, step_from="framework") as Run.tracer:
         PROGRAMS[name]()
 

@@ -18,7 +18,7 @@ from torch.multiprocessing import reductions
 
 from pytracer import Tracer, _core
 from pytracer.analysis.holder_names import folded
-from pytracer.owners import holders, saved_tensors
+from pytracer.owners import holders
 from pytracer.owners.read import OwnersNow, collector_paused
 from pytracer.reading.reader import load
 
@@ -94,7 +94,7 @@ def programs() -> Any:
 def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches end: the other tests of the process may have left millions of objects."""
     monkeypatch.setattr(holders, "MAX_SECONDS", 30)
-    monkeypatch.setattr(saved_tensors, "MAX_SECONDS", 30)
+    monkeypatch.setattr(holders, "MAX_GRAPH_SECONDS", 30)
 
 
 @pytest.mark.parametrize("program", PATHS)
@@ -226,9 +226,9 @@ def test_a_thread_that_may_not_read_graphs_says_who_holds_the_memory() -> None:
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    # THEN it keeps no tensor of the other thread alive, or says who holds them
+    # THEN it says who holds them
     here = "test_a_thread_that_may_not_read_graphs_says_who_holds_the_memory()"
-    assert found[1] == set()
+    assert f"kept[0] of {here}" in found[1]
     assert f"kept[0] of {here}" in found[5]
     assert kept
 

@@ -2,12 +2,14 @@
 
 import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 from torch import nn
 
 from pytracer.owners import names
+from pytracer.owners.copies import copy_of_optimizer
 from pytracer.owners.registry import REGISTRY
 
 
@@ -38,8 +40,9 @@ def optimizer_of(parameter: nn.Parameter) -> torch.optim.Optimizer:
 
 
 def name_of(optimizer: torch.optim.Optimizer) -> str | None:
-    parameter = optimizer.param_groups[0]["params"][0]
-    return REGISTRY.names.name_of(optimizer, (0, 0), parameter)
+    copy, _ = copy_of_optimizer(ref(optimizer))
+    assert copy is not None
+    return REGISTRY.names.name_of(copy, (0, 0), copy.parameters[0].number)
 
 
 def test_all_modules_are_named_once_for_an_optimizer_a_parameter(namings: list[int]) -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer import _core
-from pytracer.owners import saved_tensors
+from pytracer.owners import holders
 
 pytestmark = pytest.mark.usefixtures("no_collector")
 
@@ -148,7 +148,8 @@ def gradients_of(
         found.append(loss.detach())
         found.extend(
             thing.grad.clone()
-            for thing in pytracer._core.live_instances(Tensor)
+            for thing in gc.get_objects()
+            if isinstance(thing, Tensor)
             if thing.is_leaf and thing.requires_grad and thing.grad is not None
         )
 
@@ -210,50 +211,41 @@ def test_a_bound_is_told(tracer: pytracer.Tracer, monkeypatch: pytest.MonkeyPatc
     for _ in range(20):
         y = y.sin()
     unread = tracer.snapshot()["pytracer"]["tensors"]["unread"]
-    monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
+    monkeypatch.setattr(holders, "MAX_NODES", 10)
     assert tracer.snapshot()["pytracer"]["tensors"]["unread"] == unread + 1
 
 
-def test_few_tensors_are_asked_for_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def saved_now(nodes: int) -> tuple[set[int], bool]:
+    """Return the addresses of what graphs keep, and whether all were read."""
+    now = _core.kept_tensors(torch, None, [], {-1}, True, nodes, 60.0, 0, 0, False, 0.0, [], [], [])
+    return {address for address, *_ in now["saved"]}, now["has_all_graphs"]
 
-    def node_of(_: saved_tensors.SavedTensors, tensor: Tensor) -> Any:
-        if tensor.grad_fn is not None:
-            asked.append(tensor.grad_fn)
-        return tensor.grad_fn
 
-    monkeypatch.setattr(saved_tensors.SavedTensors, "_node_of", node_of)
+def test_few_tensors_are_asked_for_their_nodes() -> None:
     x = torch.ones(300, requires_grad=True)
     kept = [x.sin() for _ in range(20)]
-    saved = saved_tensors.SavedTensors(torch)
-    assert len(list(saved.found(_core.live_instances(*saved.kinds)))) >= len(kept)
-    assert len(asked) >= len(kept)
-    # WHEN there are more tensors than nodes may be read
-    monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
-    asked.clear()
-    saved = saved_tensors.SavedTensors(torch)
-    list(saved.found(_core.live_instances(*saved.kinds)))
-    # THEN torch makes no objects of the nodes of the others
-    assert len(asked) <= 10
-    assert not saved.is_complete
+    saved, is_complete = saved_now(nodes=8000)
+    assert x.data_ptr() in saved
+    assert is_complete
+    # WHEN there are more tensors than nodes may be read, THEN not all of them are asked
+    assert not saved_now(nodes=10)[1]
+    assert len(kept) == 20
 
 
-def test_the_bound_is_one_of_connected_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
+def test_the_bound_is_one_of_connected_graphs() -> None:
+    gc.collect()
     x = torch.ones(300, requires_grad=True)
 
-    def is_complete(tensors: list[Tensor]) -> bool:
-        saved = saved_tensors.SavedTensors(torch)
-        read = {tensor.data_ptr() for _, tensor, _ in saved.found(tensors)}
-        assert saved.is_complete == (len(read) == 1 + 2 * len(tensors))
-        assert saved.is_complete or len(read) <= 2 * 10
-        return saved.is_complete
+    def after_ten_nodes(tensor: Tensor) -> Tensor:
+        for _ in range(10):
+            tensor = tensor + 1  # which saves nothing
+        return tensor
 
     # Graphs that share a parameter alone are freed one by one, and those of a chain together.
-    assert is_complete([x.sin().sin().sin() for _ in range(6)])
-    chain = [x]
-    for _ in range(6):
-        chain.append(chain[-1].sin().sin())
-    # In each order: the first tensor to be asked may be at either end of the chain.
-    assert not is_complete(chain[1:])
-    assert not is_complete(chain[:0:-1])
+    kept = [after_ten_nodes(x) for _ in range(6)]
+    assert saved_now(nodes=20)[1]
+    kept[3:] = [after_ten_nodes(kept[0])]
+    assert saved_now(nodes=22)[1]
+    kept[3:] = [after_ten_nodes(kept[3])]
+    assert not saved_now(nodes=22)[1]
+    kept.clear()

@@ -69,12 +69,13 @@ def test_instances_of_types_are_found_without_code_of_the_program() -> None:
     # GIVEN objects whose types do not want to be looked at
     base, derived, other = Base(), Derived(), Pretends()
     # WHEN they are searched for, THEN those of the types are found, and their code did not run
-    assert {id(found) for found in _core.live_instances(Base)} == {id(base), id(derived)}
-    assert [id(found) for found in _core.live_instances(Derived, Pretends)].count(id(other)) == 1
-    assert _core.live_instances() == []
+    assert {number for _, number, _ in _core.live_references(Base)} == {id(base), id(derived)}
+    found = [each for each in _core.live_references(Derived, Pretends) if each[1] == id(other)]
+    assert [(kind, reference() is other) for kind, _, reference in found] == [(1, True)]
+    assert _core.live_references() == []
     # AND what is no type is refused
     with pytest.raises(TypeError):
-        _core.live_instances(base)  # type: ignore[arg-type]
+        _core.live_references(base)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
@@ -87,7 +88,7 @@ def test_a_search_leaves_the_collector_as_it_was(is_enabled: bool) -> None:
         node.itself = [node]
         watched = weakref.ref(node)
         # WHEN it is found, and dropped
-        assert any(found is node for found in _core.live_instances(nn.Identity))
+        assert any(found is watched for *_, found in _core.live_references(nn.Identity))
         del node
         # THEN the collector is as it was, and nothing else refers to the object
         assert gc.isenabled() == is_enabled

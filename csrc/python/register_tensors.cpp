@@ -1,0 +1,164 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "python/collector.h"
+#include "python/registers.h"
+#include "record/recorder.h"
+#include "tensors/kept.h"
+#include "tensors/model_copy.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+using Part = std::tuple<uint64_t, uint64_t, int, uint64_t>;  // as Memory in pytracer/owners/tensors.py
+
+std::vector<Part> tuples(const std::vector<TensorMemory>& parts) {
+  std::vector<Part> found;
+  for (const TensorMemory& each : parts) found.emplace_back(each.address, each.size, each.device, each.begin);
+  return found;
+}
+
+// `modules`: weak references. `optimizers`: weak references, the threads that step them or None, and from
+// which state on they are copied. `uses`: whether the recorder notes what memory is used for.
+py::tuple copy_models(const py::object& torch, const py::list& modules, const py::list& optimizers,
+                      const std::tuple<bool, unsigned long, bool, bool, int>& rule, const py::dict& steppers,
+                      bool uses) {
+  const auto [is_read, thread, is_only_maker, is_in_backward, device] = rule;
+  TensorReader tensors(torch);
+  ModelCopy::Use use;
+  if (uses) {
+    use = [](const TensorMemory& part, TensorRole role) { Recorder::note_use(part.device, part.begin, role); };
+  }
+  ModelCopy copy(tensors, {is_read, thread, is_only_maker, is_in_backward, device}, use);
+  py::list found_modules, found_optimizers;
+  {
+    const NoCollection guard;
+    for (const py::handle& each : optimizers) {
+      const auto known = py::reinterpret_borrow<py::tuple>(each);
+      const py::object stepper = known[1];
+      found_optimizers.append(copy.optimizer(py::object(known[0]).ptr(), stepper, known[2].cast<Py_ssize_t>()));
+    }
+    for (const py::handle& each : modules) found_modules.append(copy.module(each.ptr(), steppers));
+  }
+  copy.finish();
+  return py::make_tuple(found_modules, found_optimizers, copy.unread());
+}
+
+// See tensors/kept.h. Each of `owned` is (address, bytes, device).
+py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, const py::list& owned,
+                      const std::set<int>& devices, bool reads_graphs, size_t nodes, double graph_seconds,
+                      size_t tensors, size_t looked, bool has_hidden, double seconds, const std::vector<std::string>& hidden,
+                      const std::vector<std::string>& unnamed, const py::list& roots) {
+  KeptOptions options{};
+  for (const py::handle& each : owned) {
+    const auto owner = py::reinterpret_borrow<py::tuple>(each);
+    const auto address = owner[0].cast<uint64_t>();
+    options.owned[{owner[2].cast<int>(), address}] = address + owner[1].cast<uint64_t>();
+  }
+  options.devices = devices;
+  options.reads_graphs = reads_graphs;
+  options.graphs = {nodes, graph_seconds};
+  options.tensors = tensors;
+  options.looked = looked;
+  options.has_hidden = has_hidden;
+  options.search.seconds = seconds;
+  options.folders = {hidden, unnamed};
+  for (const py::handle& each : roots) options.roots.push_back(each.ptr());
+  TensorReader reader(torch);
+  Kept kept;
+  {
+    const NoCollection guard;
+    const ThreadsNow threads;
+    const py::object all = all_objects();
+    kept = read_kept(reader, torch, checkpoint, std::move(options), all.ptr(), threads.frames.ptr(),
+                     threads.exceptions.ptr());
+  }
+  py::list saved, graphs, holders;
+  for (const Graphs::Saved& each : kept.saved) {
+    saved.append(py::make_tuple(each.memory.begin, each.memory.storage_size, each.memory.device, each.name));
+  }
+  for (const auto& [begin, tensor] : kept.graphs) {
+    graphs.append(py::make_tuple(py::make_tuple(begin.first, begin.second), tensor));
+  }
+  py::dict found;
+  for (const auto& [begin, text] : kept.holders) {
+    found[py::make_tuple(begin.first, begin.second)] = py::str(text);
+  }
+  using namespace py::literals;
+  return py::dict("saved"_a = saved, "graphs"_a = graphs, "later"_a = kept.later, "holders"_a = found,
+                  "tensors"_a = kept.tensors, "roots"_a = kept.roots, "unsearched"_a = kept.unsearched,
+                  "has_all"_a = kept.has_all, "has_all_graphs"_a = kept.has_all_graphs,
+                  "unread"_a = kept.unread);
+}
+
+// The id of a parameter of a module, of which there is a weak reference; 0: it has none of this name.
+uintptr_t parameter_number(const py::handle& module, const std::string& name) {
+  PyObject* const owner = referent(module.ptr());
+  PyObject* const parameters = owner != nullptr ? own_attribute(owner, "_parameters") : nullptr;
+  if (parameters == nullptr || !PyDict_Check(parameters)) return 0;
+  return reinterpret_cast<uintptr_t>(PyDict_GetItemString(parameters, name.c_str()));
+}
+
+// The names of the classes of objects, of which there are weak references, and of their base classes.
+std::set<std::string> class_names(const py::list& references) {
+  std::set<std::string> found;
+  std::set<PyTypeObject*> known;
+  for (const py::handle& each : references) {
+    PyObject* const object = referent(each.ptr());
+    if (object == nullptr || !known.insert(Py_TYPE(object)).second) continue;
+    PyObject* const order = Py_TYPE(object)->tp_mro;
+    for (Py_ssize_t i = 0; order != nullptr && i < PyTuple_GET_SIZE(order); ++i) {
+      found.insert(short_class_name(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(order, i))));
+    }
+  }
+  return found;
+}
+
+// Whether modules with parameters, of which there are weak references, are in training mode.
+std::vector<bool> training_modes(const py::list& references) {
+  std::vector<bool> found;
+  for (const py::handle& each : references) {
+    PyObject* const module = referent(each.ptr());
+    PyObject* const parameters = module != nullptr ? own_attribute(module, "_parameters") : nullptr;
+    if (parameters == nullptr || !PyDict_Check(parameters)) continue;
+    PyObject *name, *parameter;
+    bool has_one = false;
+    for (Py_ssize_t position = 0; PyDict_Next(parameters, &position, &name, &parameter) != 0;) {
+      has_one = has_one || parameter != Py_None;
+    }
+    if (has_one) found.push_back(own_attribute(module, "training") == Py_True);
+  }
+  return found;
+}
+
+}  // namespace
+
+void register_tensors(py::module_& core) {
+  py::class_<TensorCopy, std::shared_ptr<TensorCopy>>(core, "TensorCopy")
+      .def_readonly("number", &TensorCopy::number)
+      .def_property_readonly("parts", [](const TensorCopy& self) { return tuples(self.parts); })
+      .def_property_readonly("gradient", [](const TensorCopy& self) { return tuples(self.gradient); })
+      .def_property_readonly("main_gradient",
+                             [](const TensorCopy& self) { return tuples(self.main_gradient); })
+      .def_readonly("is_gradient_unread", &TensorCopy::is_gradient_unread);
+  core.def("copy_models", &copy_models, py::arg("torch"), py::arg("modules"), py::arg("optimizers"),
+           py::arg("rule"), py::arg("steppers"), py::arg("uses"));
+  core.def("kept_tensors", &kept_tensors, py::arg("torch"), py::arg("checkpoint"), py::arg("owned"),
+           py::arg("devices"), py::arg("reads_graphs"), py::arg("nodes"), py::arg("graph_seconds"),
+           py::arg("tensors"), py::arg("looked"), py::arg("has_hidden"), py::arg("seconds"), py::arg("hidden"),
+           py::arg("unnamed"), py::arg("roots"));
+  core.def("parameter_number", &parameter_number, py::arg("module"), py::arg("name"));
+  core.def("class_names", &class_names);
+  core.def("training_modes", &training_modes);
+  core.def("is_alive", [](const py::handle& reference) { return referent(reference.ptr()) != nullptr; });
+}
+
+}  // namespace pytracer

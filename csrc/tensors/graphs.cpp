@@ -1,0 +1,200 @@
+#include "tensors/graphs.h"
+
+#include <cstring>
+
+#include "tensors/model_copy.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+constexpr const char* kRaw = "_raw_saved_";
+
+py::object attribute_of(PyObject* object, const char* name) {
+  PyObject* const found = PyObject_GetAttrString(object, name);
+  if (found == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+}
+
+bool is_instance(PyObject* object, const py::object& type) {
+  return type && PyType_Check(type.ptr()) &&
+         PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(type.ptr())) != 0;
+}
+
+}  // namespace
+
+Graphs::Graphs(TensorReader& tensors, const py::object& torch, const py::object& checkpoint,
+               const GraphBounds& bounds)
+    : tensors_(tensors), current_(torch.attr("_C").attr("_current_autograd_node")()),
+      function_class_(torch.attr("_C").attr("_FunctionBase")),
+      frame_class_(attribute_of(checkpoint.ptr(), "_CheckpointFrame")), bounds_(bounds) {}
+
+void Graphs::read(PyObject* objects) {
+  begin(objects);
+  walk();
+  for (PyObject* frame : frames_) read_checkpoint(frame);
+}
+
+void Graphs::begin(PyObject* objects) {
+  waiting_.emplace_back(current_, 0);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
+    PyObject* const object = PyList_GET_ITEM(objects, i);
+    const bool is_tensor = tensors_.is_tensor(object);
+    if (is_instance(object, frame_class_)) {
+      frames_.push_back(object);
+    } else if (!is_tensor && !is_instance(object, function_class_)) {
+      continue;
+    } else if (waiting_.size() >= bounds_.nodes) {  // asking a tensor makes an object of its node too
+      is_complete = false;
+    } else if (!is_tensor) {
+      waiting_.emplace_back(py::reinterpret_borrow<py::object>(object), 0);
+    } else if (py::object node = tensors_.node(object)) {
+      const auto number = reinterpret_cast<uintptr_t>(object);
+      const auto [place, is_first] = made_by_.try_emplace(node.ptr(), number);
+      if (is_first) {
+        waiting_.emplace_back(std::move(node), number);
+      } else {  // another view of the same tensor
+        later[number] = place->second;
+      }
+    }
+  }
+}
+
+void Graphs::walk() {
+  while (!waiting_.empty()) {
+    const auto [node, kept_by] = std::move(waiting_.back());
+    waiting_.pop_back();
+    if (node && !node.is_none() && !follow(node, kept_by)) break;
+  }
+}
+
+// False: a bound was reached.
+bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
+  const auto made = made_by_.find(node.ptr());
+  if (made != made_by_.end() && made->second != kept_by) later[made->second] = kept_by;
+  const auto known = seen_.find(node.ptr());
+  size_t together = 0;
+  if (known == seen_.end()) {
+    together = count(kept_by);
+  } else if (known->second.has_next) {
+    together = join(known->second.kept_by, kept_by);
+  }
+  if (together > bounds_.nodes || clock_.seconds() > bounds_.seconds) {
+    is_complete = false;
+    return false;
+  }
+  if (known != seen_.end()) return true;
+  // A function that is in no graph any more has none.
+  const py::object next = attribute_of(node.ptr(), "next_functions");
+  const bool has_next = next && PyTuple_Check(next.ptr()) && PyTuple_GET_SIZE(next.ptr()) > 0;
+  for (Py_ssize_t i = 0; has_next && i < PyTuple_GET_SIZE(next.ptr()); ++i) {
+    PyObject* const pair = PyTuple_GET_ITEM(next.ptr(), i);
+    if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) > 0) {
+      waiting_.emplace_back(py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(pair, 0)), kept_by);
+    }
+  }
+  seen_.emplace(node.ptr(), Seen{node, kept_by, has_next});
+  read_node(node.ptr(), kept_by);
+  return true;
+}
+
+// The attributes of torch's classes in C that have what a node has saved.
+const std::vector<std::string>& Graphs::attributes_saved(PyTypeObject* type) {
+  const auto [place, is_new] = saved_attributes_.try_emplace(type);
+  for (PyTypeObject* each = type; is_new && each != nullptr; each = each->tp_base) {
+    for (PyGetSetDef* one = each->tp_getset; one != nullptr && one->name != nullptr; ++one) {
+      if (std::strncmp(one->name, kRaw, std::strlen(kRaw)) == 0) place->second.emplace_back(one->name);
+    }
+  }
+  return place->second;
+}
+
+void Graphs::read_node(PyObject* node, uintptr_t kept_by) {
+  const std::string kind = std::string(short_class_name(Py_TYPE(node))) + ".";
+  for (const std::string& attribute : attributes_saved(Py_TYPE(node))) {
+    const py::object value = attribute_of(node, attribute.c_str());
+    if (!value) continue;  // the node has released its tensors
+    const std::string name = kind + attribute.substr(std::strlen(kRaw));
+    if (!PyTuple_Check(value.ptr()) && !PyList_Check(value.ptr())) {
+      read_saved(name, value.ptr(), kept_by);
+      continue;
+    }
+    for (const py::handle& saved : py::reinterpret_borrow<py::sequence>(value)) {
+      read_saved(name, saved.ptr(), kept_by);
+    }
+  }
+  if (!is_instance(node, function_class_)) return;
+  const py::object attributes = attributes_of(node);
+  if (!attributes) return;
+  PyObject *key, *value;
+  for (Py_ssize_t position = 0; PyDict_Next(attributes.ptr(), &position, &key, &value) != 0;) {
+    if (PyUnicode_Check(key)) add(kind + std::string(py::str(py::handle(key))), value, kept_by);
+  }
+}
+
+// What is kept: a tensor, or the tensors in what a hook of the program made of it.
+void Graphs::read_saved(const std::string& name, PyObject* saved, uintptr_t kept_by) {
+  if (saved == Py_None) return;
+  const py::object kept = attribute_of(saved, "data");
+  if (kept) {
+    add(name, kept.ptr(), kept_by);
+  } else {
+    ++unread;
+  }
+}
+
+// The arguments of a checkpointed region, and what was computed again by now.
+void Graphs::read_checkpoint(PyObject* frame) {
+  PyObject* const arguments = own_attribute(frame, "saved_args");
+  for (Py_ssize_t i = 0; arguments != nullptr && PyList_Check(arguments) && i < PyList_GET_SIZE(arguments); ++i) {
+    PyObject* const argument = PyList_GET_ITEM(arguments, i);
+    if (std::strcmp(Py_TYPE(argument)->tp_name, "torch._C._autograd.SavedTensor") == 0) {
+      read_saved("checkpoint.argument", argument, 0);
+    }
+  }
+  PyObject* const computed = own_attribute(frame, "recomputed");
+  if (computed == nullptr || !PyDict_Check(computed)) return;
+  PyObject *key, *value;
+  for (Py_ssize_t position = 0; PyDict_Next(computed, &position, &key, &value) != 0;) {
+    if (PyObject* const by_reference = own_attribute(value, "data")) {  // a dict of weak keys
+      add("checkpoint.recomputed", by_reference, 0);
+    }
+  }
+}
+
+void Graphs::add(const std::string& name, PyObject* value, uintptr_t kept_by) {
+  tensors_.for_each_tensor(value, [&](PyObject* tensor) {
+    std::vector<TensorMemory> parts;
+    const TensorReader::Result result = tensors_.read(tensor, parts, true);
+    if (result >= TensorReader::Result::unknown) ++unread;
+    for (const TensorMemory& part : parts) saved.push_back({name, part, kept_by});
+  });
+}
+
+uintptr_t Graphs::first_of(uintptr_t graph) {
+  for (auto place = joined_.find(graph); place != joined_.end(); place = joined_.find(graph)) {
+    const auto next = joined_.find(place->second);
+    if (next != joined_.end()) place->second = next->second;
+    graph = place->second;
+  }
+  return graph;
+}
+
+// Counts one more node; returns how many the graphs have that are connected with one.
+size_t Graphs::count(uintptr_t graph) { return ++nodes_[first_of(graph)]; }
+
+// Takes note that two graphs are connected; returns how many nodes they have together.
+size_t Graphs::join(uintptr_t one, uintptr_t other) {
+  one = first_of(one);
+  other = first_of(other);
+  if (one != other) {
+    joined_[other] = one;
+    nodes_[one] += nodes_[other];
+    nodes_.erase(other);
+  }
+  return nodes_[one];
+}
+
+}  // namespace pytracer

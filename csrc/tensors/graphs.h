@@ -1,0 +1,78 @@
+// What the graphs of autograd keep for backward passes to come.
+//
+// 1. Contracts 1 to 3 of tensor_reader.h; no other thread runs a backward pass meanwhile.
+// 2. Only what a node refers to is read (`_raw_saved_…` and its `data`): asking a node for a saved tensor
+//    would run recomputations and hooks of the program, allocate memory, and may make the backward pass fail.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "holders/thread_clock.h"
+#include "tensors/tensor_reader.h"
+
+namespace pytracer {
+
+struct GraphBounds {
+  // Of connected graphs, and how many tensors are asked for theirs: torch 2.13 keeps the Python object of
+  // each node that was asked for; freeing a chain of 42,000 of them overflows the stack.
+  size_t nodes;
+  double seconds;  // of the processor
+};
+
+class Graphs {
+ public:
+  struct Saved {
+    std::string name;  // "MmBackward0.self"
+    TensorMemory memory;
+    uintptr_t kept_by;  // the id of a tensor that keeps the graph; 0: none is known
+  };
+
+  // `torch`, and torch.utils.checkpoint or None.
+  Graphs(TensorReader& tensors, const pybind11::object& torch, const pybind11::object& checkpoint,
+         const GraphBounds& bounds);
+
+  // `objects`: a list with all objects of the collector.
+  void read(PyObject* objects);
+
+  std::vector<Saved> saved;  // a storage may come more than once
+  // Tensors that were computed from others, by the ids of the others: they keep what these keep.
+  std::unordered_map<uintptr_t, uintptr_t> later;
+  uint64_t unread = 0;       // nodes, and regions of checkpoints, that could not be read
+  bool is_complete = true;   // neither bound was reached
+
+ private:
+  struct Seen {
+    pybind11::object node;  // which stays alive meanwhile, so that no other gets its address
+    uintptr_t kept_by;
+    bool has_next;  // a node without others ends the graphs, as that of a parameter does
+  };
+
+  void begin(PyObject* objects);
+  void walk();
+  bool follow(const pybind11::object& node, uintptr_t kept_by);
+  void read_node(PyObject* node, uintptr_t kept_by);
+  void read_saved(const std::string& name, PyObject* saved, uintptr_t kept_by);
+  void read_checkpoint(PyObject* frame);
+  void add(const std::string& name, PyObject* value, uintptr_t kept_by);
+  const std::vector<std::string>& attributes_saved(PyTypeObject* type);
+  uintptr_t first_of(uintptr_t graph);
+  size_t count(uintptr_t graph);
+  size_t join(uintptr_t one, uintptr_t other);
+
+  TensorReader& tensors_;
+  const pybind11::object current_, function_class_, frame_class_;
+  const GraphBounds bounds_;
+  const ThreadClock clock_;
+  std::vector<std::pair<pybind11::object, uintptr_t>> waiting_;
+  std::vector<PyObject*> frames_;                       // of checkpoints
+  std::unordered_map<PyObject*, uintptr_t> made_by_;    // tensors by nodes
+  std::unordered_map<PyObject*, Seen> seen_;
+  std::unordered_map<uintptr_t, uintptr_t> joined_;     // connected graphs of one tensor each
+  std::unordered_map<uintptr_t, size_t> nodes_;
+  std::unordered_map<PyTypeObject*, std::vector<std::string>> saved_attributes_;
+};
+
+}  // namespace pytracer

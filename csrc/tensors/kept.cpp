@@ -1,0 +1,166 @@
+#include "tensors/kept.h"
+
+#include <algorithm>
+#include <string_view>
+#include <tuple>
+
+#include "tensors/model_copy.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+bool is_of_garbage(std::string_view text) {
+  constexpr std::string_view kEnd = kGarbage;
+  return text.size() >= kEnd.size() && text.substr(text.size() - kEnd.size()) == kEnd;
+}
+
+class KeptSearch {
+ public:
+  KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {}
+
+  // Adds the memory that graphs keep, unless a tensor with an owner has a part of it: the weights of a
+  // layer are kept too, and all parameters of FSDP1 are in one storage.
+  void add_graphs(Graphs& graphs) {
+    const std::map<StorageBegin, uint64_t> owned = options_.owned;
+    std::set<StorageBegin> known;
+    for (Graphs::Saved& each : graphs.saved) {
+      const StorageBegin begin{each.memory.device, each.memory.begin};
+      if (!known.insert(begin).second) continue;
+      const StorageBegin end{each.memory.device, each.memory.begin + each.memory.storage_size};
+      const auto next = owned.lower_bound(begin);
+      if (next != owned.end() && next->first < end) continue;
+      kept_.graphs[begin] = each.kept_by;
+      if (options_.devices.count(begin.first) == 0) continue;
+      options_.owned[begin] = end.second;
+      kept_.saved.push_back(std::move(each));
+    }
+    kept_.has_all_graphs = graphs.is_complete;
+    kept_.unread = graphs.unread + (graphs.is_complete ? 0 : 1);
+    kept_.later = std::move(graphs.later);
+  }
+
+  Kept run(PyObject* objects, PyObject* frames, PyObject* exceptions) {
+    choose(objects);
+    const size_t first_root = targets_.size();
+    for (PyObject* reference : options_.roots) {
+      if (PyObject* const root = referent(reference)) targets_.push_back(root);
+    }
+    const FoundHolders found =
+        find_holders(targets_, nullptr, objects, frames, exceptions, options_.folders, options_.search);
+    for (size_t i = first_root; i < targets_.size(); ++i) {
+      kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
+    }
+    name(found);
+    return std::move(kept_);
+  }
+
+ private:
+  bool is_wanted(const StorageBegin& begin) const {
+    if (options_.devices.count(begin.first) == 0) return false;
+    auto place = options_.owned.upper_bound(begin);
+    if (place == options_.owned.begin()) return true;
+    --place;
+    return place->first.first != begin.first || begin.second >= place->second;
+  }
+
+  void choose(PyObject* objects) {
+    std::vector<PyObject*> all;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
+      PyObject* const object = PyList_GET_ITEM(objects, i);
+      if (tensors_.is_tensor(object)) all.push_back(object);
+    }
+    const size_t first = all.size() - std::min(all.size(), options_.looked);
+    kept_.has_all = first == 0 && !options_.has_hidden;
+    std::set<uintptr_t> keepers;
+    for (const auto& [begin, tensor] : kept_.graphs) keepers.insert(tensor);
+    for (const auto& [tensor, other] : kept_.later) keepers.insert(other);
+    struct Candidate {
+      bool keeps_no_graph;
+      uint64_t size;
+      PyObject* tensor;
+      StorageBegin begin;
+    };
+    std::vector<Candidate> found;
+    for (size_t i = first; i < all.size(); ++i) {
+      std::vector<TensorMemory> parts;
+      const TensorReader::Result result = tensors_.read(all[i], parts);
+      if (parts.empty() && result != TensorReader::Result::without) kept_.has_all = false;
+      const bool keeps_graph = keepers.count(reinterpret_cast<uintptr_t>(all[i])) != 0;
+      for (const TensorMemory& part : parts) {
+        const StorageBegin begin{part.device, part.begin};
+        if (keeps_graph || is_wanted(begin)) found.push_back({!keeps_graph, part.size, all[i], begin});
+      }
+    }
+    std::stable_sort(found.begin(), found.end(), [](const Candidate& one, const Candidate& other) {
+      return std::tuple(one.keeps_no_graph, other.size) < std::tuple(other.keeps_no_graph, one.size);
+    });
+    if (found.size() > options_.tensors) {
+      kept_.unsearched = found.size() - options_.tensors;
+      kept_.has_all = false;
+      found.resize(options_.tensors);
+    }
+    for (const Candidate& each : found) {
+      targets_.push_back(each.tensor);
+      begins_.push_back(each.begin);
+    }
+  }
+
+  void name(const FoundHolders& found) {
+    std::map<StorageBegin, std::pair<std::string, std::vector<PyObject*>>> garbage;
+    std::set<StorageBegin> temporary;
+    for (size_t i = 0; i < begins_.size(); ++i) {
+      const std::string& text = found.texts[i];
+      const auto tensor = reinterpret_cast<uintptr_t>(targets_[i]);
+      if (text.empty() && !found.is_whole) {
+        ++kept_.unsearched;
+        kept_.has_all = false;
+      } else if (is_of_garbage(text)) {
+        auto& of_begin = garbage[begins_[i]];
+        if (of_begin.first.empty()) of_begin.first = text;
+        of_begin.second.push_back(targets_[i]);
+        kept_.holders.try_emplace(begins_[i]);
+      } else if (text == kTemporary) {
+        temporary.insert(begins_[i]);
+        kept_.tensors[tensor].clear();
+      } else {
+        std::string& known = kept_.holders[begins_[i]];
+        if (known.empty()) known = text;
+        kept_.tensors[tensor] = text;
+      }
+    }
+    for (const auto& [begin, each] : garbage) {
+      std::string& known = kept_.holders[begin];
+      if (known.empty() && tensors_.are_all_of_storage(each.second)) known = each.first;
+    }
+    for (const StorageBegin& begin : temporary) {
+      std::string& known = kept_.holders[begin];
+      if (known.empty()) known = kTemporary;
+    }
+  }
+
+  TensorReader& tensors_;
+  KeptOptions options_;
+  std::vector<PyObject*> targets_;    // tensors, then roots
+  std::vector<StorageBegin> begins_;  // of the tensors
+  Kept kept_;
+};
+
+}  // namespace
+
+Kept read_kept(TensorReader& tensors, const py::object& torch, const py::object& checkpoint,
+               KeptOptions options, PyObject* objects, PyObject* frames, PyObject* exceptions) {
+  const bool reads_graphs = options.reads_graphs;
+  const GraphBounds bounds = options.graphs;
+  KeptSearch search(tensors, std::move(options));
+  if (reads_graphs) {
+    Graphs graphs(tensors, torch, checkpoint, bounds);
+    graphs.read(objects);
+    search.add_graphs(graphs);
+  }  // the nodes are dropped: a search counts references
+  return search.run(objects, frames, exceptions);
+}
+
+}  // namespace pytracer

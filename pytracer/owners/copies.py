@@ -1,0 +1,110 @@
+"""Copies of what modules and optimizers have: names and numbers, nothing that keeps a tensor alive.
+
+Only the core looks at the objects, through weak references and without giving up the GIL, so that
+what another thread drops is freed at once.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from weakref import ref
+
+from pytracer import _core
+
+_AT_ONCE = 500  # how many modules are copied without giving up the GIL
+GradientRule = tuple[bool, int, bool, bool, int]
+"""Whether gradients are read, and the rest of `GradientRule` in `csrc/tensors/model_copy.h`."""
+Part = tuple[int, int, int, int]
+"""Where a tensor is: its address, bytes, device (-1: the CPU), and where the storage begins."""
+NO_GRADIENTS: GradientRule = False, 0, False, False, -1
+Named = list[tuple[str | int, list[_core.TensorCopy]]]
+
+
+class ModuleCopy:
+    """A copy of a `torch.nn.Module`: its class, and its parameters, buffers and submodules by name.
+
+    `number` is the id of the module.
+    """
+
+    __slots__ = ("_buffers", "_modules", "_parameters", "class_name", "number", "reference")
+
+    def __init__(self, number: int, class_name: str, reference: "ref[Any]") -> None:
+        self.number, self.class_name, self.reference = number, class_name, reference
+        self._parameters: dict[str, _core.TensorCopy] = {}
+        self._buffers: dict[str, _core.TensorCopy] = {}
+        self._modules: dict[str, ModuleCopy] = {}
+
+
+class OptimizerCopy(NamedTuple):
+    """A copy of a `torch.optim.Optimizer`.
+
+    A group is its parameters, and its other values with tensors by name. A state is the id of its
+    parameter, or None, and its values with tensors by name.
+    """
+
+    reference: "ref[Any]"
+    number: int  # the id of the optimizer
+    class_name: str
+    groups: list[tuple[list[_core.TensorCopy], Named]]
+    states: list[tuple[int | None, Named]]
+    state_count: int
+
+    @property
+    def parameters(self) -> list[_core.TensorCopy]:
+        """The parameters of all groups."""
+        return [parameter for parameters, _ in self.groups for parameter in parameters]
+
+
+def copies_of_modules(
+    references: "Iterable[ref[Any]]",
+    steppers: dict[int, int],
+    rule: GradientRule = NO_GRADIENTS,
+    notes_uses: bool = False,
+) -> tuple[list[ModuleCopy], int]:
+    """Return copies of modules and of their submodules, and how many tensors could not be read.
+
+    Args:
+        references: Those that were asked for come first, in this order.
+        steppers: The threads that stepped parameters, by the ids of these.
+        rule: Which gradients may be read.
+        notes_uses: Whether the recorder notes the memory of parameters and buffers.
+    """
+    found: dict[int, ModuleCopy] = {}
+    children: list[tuple[ModuleCopy, list[tuple[str, int]]]] = []
+    waiting, unread = [*references], 0
+    while waiting:
+        asked = waiting[:_AT_ONCE]
+        del waiting[:_AT_ONCE]
+        copied, _, failed = _core.copy_models(
+            sys.modules["torch"], asked, [], rule, steppers, notes_uses
+        )
+        unread += failed
+        for reference, each in zip(asked, copied, strict=True):
+            if each is None or each[0] in found:
+                continue
+            number, class_name, parameters, buffers, submodules = each
+            copy = found[number] = ModuleCopy(number, class_name, reference)
+            copy._parameters, copy._buffers = parameters, buffers
+            children.append((copy, [(name, child) for name, child, _ in submodules]))
+            waiting.extend(child_of for _, child, child_of in submodules if child not in found)
+    for copy, names in children:
+        copy._modules = {name: found[child] for name, child in names if child in found}
+    return [*found.values()], unread
+
+
+def copy_of_optimizer(
+    reference: "ref[Any]",
+    thread: int | None = None,
+    rule: GradientRule = NO_GRADIENTS,
+    first_state: int = 0,
+    notes_uses: bool = False,
+) -> tuple[OptimizerCopy | None, int]:
+    """Return a copy of an optimizer, and how many tensors could not be read; None: it is gone.
+
+    `thread` steps it. Its states are copied from `first_state` on.
+    """
+    optimizer = (reference, thread, first_state)
+    _, copied, unread = _core.copy_models(
+        sys.modules["torch"], [], [optimizer], rule, {}, notes_uses
+    )
+    return (OptimizerCopy(reference, *copied[0]) if copied[0] is not None else None), unread

@@ -55,6 +55,16 @@ def automatic_backend() -> str:
     return "cpu"
 
 
+def may_come_later(backend: str, names: Iterable[str]) -> bool:
+    """Return whether `device="auto"` of `names` records a backend once torch initialises it."""
+    if "auto" not in names or backend not in running_torch.built_backends():
+        return False
+    try:
+        return _count_without_initialising(backend) is None
+    except Exception:  # a backend that fails to count its devices
+        return False
+
+
 def _count_without_initialising(backend: str) -> int | None:
     """Return the number of devices; None if only an initialised driver knows.
 

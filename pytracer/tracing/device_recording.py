@@ -80,7 +80,9 @@ class DeviceRecording:
             except Exception as error:  # a HookError, or one from torch itself
                 attached.pop(backend, None)
                 self.leave_out(backend, error)
-        if self.options.pinned_memory:
+        # Where NVML does not answer, pinned memory is recorded as soon as CUDA is.
+        is_early = "cuda" not in attached and devices.may_come_later("cuda", self.options.device)
+        if self.options.pinned_memory and not is_early:
             try:
                 if "cuda" not in attached:
                     raise HookError(

@@ -265,6 +265,22 @@ def test_blocks_that_are_older_than_the_hook(device: ModuleType, tmp_path: Path)
         assert segments == []
 
 
+LATER = """
+import torch, pytracer
+tracer = pytracer.Tracer(pinned_memory=True).start()
+kept = torch.empty(1000, device="cuda"), torch.empty(1000, pin_memory=True)
+print(len(tracer.snapshot()["host_traces"]) > 0)
+"""
+
+
+def test_pinned_memory_that_is_recorded_later_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    # GIVEN a device that can only be recorded when torch initialises it
+    done = run(LATER, "cuda", cwd=tmp_path, env=environment(SIMULATED_NVML="0"))
+    # THEN its pinned memory is recorded from then on, too, and no line says anything else
+    assert done.stdout.split() == ["True"], done.stderr
+    assert "pinned memory is not recorded" not in done.stderr
+
+
 FORK = """
 import os, sys, torch, pytracer
 torch.cuda.init()

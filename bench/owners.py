@@ -6,6 +6,7 @@
 - notes: the seconds in which an argument and a result of a model's call are noted.
 - read: the seconds in which the owners are read, of a model with 480 parameters, their gradients,
   and AdamW's state.
+- held: the longest time, in seconds, for which one read keeps the GIL.
 - dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
 - search: the seconds of the search for older modules and optimizers.
 
@@ -15,6 +16,7 @@ within a turn. On simulated devices kernels do nothing, so a step is host time o
 """
 
 import contextlib
+import functools
 import gc
 import os
 import statistics
@@ -73,6 +75,29 @@ def by_turns(
         }
         for name, taken in found.items()
     }
+
+
+def longest_hold(action: Callable[[], object]) -> float:
+    """Return the seconds of the longest call of the core, which keeps the GIL, in an action."""
+    names = ("live_references", "copy_models", "kept_tensors", "bounded_containers")
+    taken: list[float] = []
+
+    def timed(call: Callable[..., Any], *arguments: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            taken.append(time.perf_counter() - begin)
+
+    calls = {name: getattr(_core, name) for name in names}
+    try:
+        for name, call in calls.items():
+            setattr(_core, name, functools.partial(timed, call))
+        action()
+    finally:
+        for name, call in calls.items():
+            setattr(_core, name, call)
+    return max(taken)
 
 
 def fastest(action: Callable[[], object], turns: int) -> float:
@@ -148,7 +173,7 @@ def measure(device: str) -> dict[str, Any]:
                     taken = seconds(lambda view=view: write(view()))
                     dumps[name] = min(dumps[name], taken)
 
-        search = lambda: Registry()._search(nn.Module, torch.optim.Optimizer)  # noqa: E731
+        held = min(longest_hold(lambda: OwnersNow({index})) for _ in range(DUMPS))
         return {
             "step": steps,
             "hook": hook / len(calls),
@@ -156,7 +181,8 @@ def measure(device: str) -> dict[str, Any]:
             "owners": owners,
             "read": read,
             "dump": dumps,
-            "search": fastest(search, DUMPS),
+            "held": held,
+            "search": fastest(lambda: Registry().search(), DUMPS),
             "objects": len(gc.get_objects()),
         }
 
@@ -172,6 +198,7 @@ def main() -> None:
         print(f"step, {name}: {1e3 * taken['fastest']:.3f} ms at the fastest; median {more}")
     print(f"hook: {1e6 * found['hook']:.2f} µs, {found['hook'] / base:.3%} of a step")
     print(f"notes: {1e6 * found['notes']:.1f} µs for an argument and a result")
+    print(f"held: {1e3 * found['held']:.1f} ms at most without a break")
     print(f"read: {1e3 * found['read']:.1f} ms for {found['owners']:,} tensors")
     more = dumps["with owners"] - dumps["without owners"]
     print(f"dump: {1e3 * dumps['without owners']:.1f} ms without owners, {1e3 * more:+.1f} ms with")

@@ -105,6 +105,7 @@ class Owners:
         has_all_modules: bool,  # whether all older modules and optimizers were looked for
         holders: list[tuple[int, int, str]],  # of storages: address, device, who; "": not found
         unheld: str,  # what keeps the memory that is left; "": perhaps a Python tensor
+        unsearched: int = 0,  # for how many tensors there was no time, or no room, to find holders
     ) -> None: ...
 
 MAX_DESCRIPTION: int

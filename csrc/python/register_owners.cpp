@@ -28,7 +28,7 @@ std::string utf8(const py::handle& text) {
 std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py::list& owners,
                                     uint64_t unread, uint64_t unread_gradients,
                                     bool has_all_modules, const py::list& holders,
-                                    const py::str& unheld) {
+                                    const py::str& unheld, uint64_t unsearched) {
   std::vector<Owner> made;
   made.reserve(owners.size());
   for (const py::handle& item : owners) {
@@ -45,7 +45,7 @@ std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py
     const auto holder = py::reinterpret_borrow<py::tuple>(item);
     held.push_back({holder[0].cast<uint64_t>(), holder[1].cast<int>(), utf8(holder[2])});
   }
-  const Owners::Missing missing{unread, unread_gradients, !has_all_modules};
+  const Owners::Missing missing{unread, unread_gradients, !has_all_modules, unsearched};
   return std::make_shared<Owners>(std::move(marks), std::move(made), std::move(held), missing,
                                   utf8(unheld));
 }
@@ -85,7 +85,7 @@ void register_owners(py::module_& core) {
   py::class_<Owners, std::shared_ptr<Owners>>(core, "Owners")
       .def(py::init(&make_owners), py::arg("marks"), py::arg("owners"), py::arg("unread"),
            py::arg("unread_gradients"), py::arg("has_all_modules"), py::arg("holders"),
-           py::arg("unheld"));
+           py::arg("unheld"), py::arg("unsearched") = 0);
 }
 
 }  // namespace pytracer

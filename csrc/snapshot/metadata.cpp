@@ -32,6 +32,7 @@ void SnapshotWriter::write_metadata() {
     write_item("read", view_.owners->count());
     write_item("unread", view_.owners->missing().tensors);
     write_item("unread_gradients", view_.owners->missing().gradients);
+    write_item("unsearched", view_.owners->missing().holders);
     out_.string("all_modules_found");
     out_.boolean(!view_.owners->missing().modules);
     out_.set_items();

@@ -71,6 +71,7 @@ class Owners {
     uint64_t tensors;    // that were not read
     uint64_t gradients;  // that this thread may not read
     bool modules;        // the search for older modules and optimizers was cut short
+    uint64_t holders;    // tensors for whose holders there was no time or no room
   };
   // `unheld`: the text for memory without an owner and a holder; "": some tensors were not looked at.
   Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners,

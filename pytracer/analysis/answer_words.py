@@ -102,6 +102,8 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
             answer.lines.append(_host(explanation.host))
     gaps = [] if explanation.oom is not None else explanation.gaps
     lost = [Line("lost", gap) for gap in gaps]
+    if explanation.unsearched:
+        lost.append(Line("lost", unsearched_text(explanation.unsearched)))
     if explanation.killed is not None:
         answer.lines.insert(0, _ended(explanation.killed))
     lines = [*answer.lines, *lost, *_held(explanation), *_alike(explanation)]
@@ -115,6 +117,14 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         lines.append(Line("more", f"pytracer show {path} --all", is_command=True))
         lines.append(Line("more", f"pytracer view {path}", is_command=True))
     return Answer(answer.kind, answer.verdict, _where(explanation), lines)
+
+
+def unsearched_text(tensors: int) -> str:
+    """Return that the holders of so many tensors were not searched for."""
+    return (
+        f"the search for the objects that keep {number(tensors, 'tensor')} was cut short: their "
+        "memory may have no name"
+    )
 
 
 def _where(explanation: Explanation) -> str:

@@ -30,7 +30,7 @@ from pytracer.analysis.holders import (
     releases_of,
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
-from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer
+from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
 from pytracer.analysis.oom.kinds import LEAK, Surroundings, Verdict
@@ -107,6 +107,7 @@ class Explanation(BriefRepr):
             failed would have found memory, in a simulation; []: with none of those tried; None: not
             simulated, because there was no out-of-memory, or because a simulation of the
             recording's own settings does not equal the recording.
+        unsearched: For how many tensors the search for the objects that keep them was cut short.
     """
 
     path: str
@@ -142,6 +143,7 @@ class Explanation(BriefRepr):
     leaks: DeviceLeaks | None
     growth: Growth | None
     fitting_settings: list[str] | None = None
+    unsearched: int = 0
 
     @property
     def has_leak(self) -> bool:
@@ -282,7 +284,15 @@ def explain_device(
         leaks=leaks,
         growth=growth,
         fitting_settings=fitting,
+        unsearched=_unsearched(snapshot, leaks),
     )
+
+
+def _unsearched(snapshot: Snapshot, leaks: DeviceLeaks | None) -> int:
+    found = snapshot.metadata.tensors.unsearched or 0
+    if leaks is not None and leaks.matters and not is_named(leaks):
+        found = found or snapshot.metadata.unsearched_at_steps or 0
+    return found
 
 
 def _most_reserved(data: DeviceData, peak: UsageSample) -> int | None:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.answer import text_lines
-from pytracer.analysis.answer_words import LEAST_SHARE
+from pytracer.analysis.answer_words import LEAST_SHARE, unsearched_text
 from pytracer.analysis.categories import CategoryUsage, ModuleUsage
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.holders import Holder
@@ -281,6 +281,9 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
         )
     if unread := tensors.unread:
         yield f"{number(unread, 'owner')} could not be read, so their blocks are unknown."
+    if unsearched := tensors.unsearched:
+        text = unsearched_text(unsearched)
+        yield f"{text[0].upper()}{text[1:]}."
     if tensors.all_modules_found is False:
         yield (
             "The search for modules that are older than the recording was cut short: their "

@@ -279,6 +279,7 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
             unread_gradients=now.unread_gradients,
             holders=now.holders,
             unheld=now.unheld,
+            unsearched=now.unsearched,
             has_all_modules=REGISTRY.is_complete,
         )
     except Exception as error:

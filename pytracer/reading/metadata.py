@@ -20,7 +20,7 @@ _NOT_OPTIONS = frozenset(
     (
         *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
         *("window", "current_step", "oom", "torch_folders", "source_lines"),
-        *("host_memory", "kept_at_steps", "killed"),
+        *("host_memory", "kept_at_steps", "unsearched_at_steps", "killed"),
     )
 )
 
@@ -172,6 +172,7 @@ class Counts:
     complete: bool | None = None
     unread: int | None = None
     unread_gradients: int | None = None
+    unsearched: int | None = None
     all_modules_found: bool | None = None
 
 
@@ -188,6 +189,7 @@ class FileMetadata:
         killed: None if the process wrote the file itself.
         host_memory: Pairs of a step, and the bytes of host memory that the process had in it.
         kept_at_steps: What objects kept at an earlier step.
+        unsearched_at_steps: For how many tensors there was no time then to find what keeps them.
         given: The value of the option `metadata`.
     """
 
@@ -208,6 +210,7 @@ class FileMetadata:
     forward_stacks: bool | None = None
     untraced: str | None = None
     waiting: bool | None = None
+    unsearched_at_steps: int | None = None
     window: Window | None = None
     oom: OomRecord | None = None
     killed: Killed | None = None

@@ -89,12 +89,14 @@ def _leaks(path: Path) -> Iterator[str]:
     from pytracer.analysis.answer_words import leak_verdict
     from pytracer.analysis.device_data import device_data
     from pytracer.analysis.explanation import leaks_of
+    from pytracer.analysis.leaks.results import is_named
     from pytracer.reading.snapshot import used_devices
 
     for device in used_devices(snapshot):
         leaks = leaks_of(device_data(snapshot, device))
         if leaks is not None and leaks.matters:
-            yield f"; {leak_verdict(leaks)} ({leaks.device}): `pytracer show` names what keeps it"
+            told = "what keeps it" if is_named(leaks) else "the line that allocated it"
+            yield f"; {leak_verdict(leaks)} ({leaks.device}): `pytracer show` names {told}"
 
 
 def _events(recording: DeviceRecording, view: _core.View | None) -> str:

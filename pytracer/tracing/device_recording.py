@@ -19,6 +19,9 @@ from pytracer.tracing.options import OPTIONS, switched_off
 CONTEXTS = (None, "state", "alloc", "all")
 # Indices of devices by backend: also `_core.CPU_DEVICE`, and `_core.HOST_DEVICE` of pinned memory.
 Indices = dict[str, list[int]]
+LONG_PATIENCE = 5
+"""How many times longer the search for who holds memory may take when memory has run out, or the
+recording ends: mostly the program does so too."""
 # How full devices are, by index: see `pytracer.backends.devices.memory`.
 Sizes = dict[int, dict[str, int | None]]
 
@@ -162,7 +165,7 @@ class DeviceRecording:
 
     def stop(self) -> None:
         """End the recording, also if there is no memory to keep the live blocks: a MemoryError."""
-        self._final_owners = read_owners(self.session)
+        self._final_owners = read_owners(self.session, LONG_PATIENCE)
         self.session.stop()
         if any(backend in ACCELERATORS for backend in self.indices):
             self._final_memory = self._memory_now(self.session.view())

@@ -22,11 +22,13 @@ class KeptAtSteps:
 
     Attributes:
         seen: What a file has about it (docs/reference/snapshot-format.md); [] if nothing was seen.
+        unsearched: For how many tensors there was no time then, or no room.
         may_leak: Whether there were more blocks at the last of these steps.
     """
 
     def __init__(self, recording: DeviceRecording) -> None:
         self.seen: list[list[Any]] = []
+        self.unsearched = 0
         self.may_leak = False
         self._recording = recording
         self._blocks = 0
@@ -42,14 +44,17 @@ class KeptAtSteps:
             self.may_leak = is_more and step >= _FIRST
             if not self.may_leak or blocks > _MOST_BLOCKS:
                 return False
-            self.seen = _kept(self._recording)
+            self.seen, self.unsearched = _kept(self._recording)
         except Exception as error:
             warn_once(f"objects that keep memory have no names: {error!r}", f"kept: {type(error)}")
         return True
 
 
-def _kept(recording: DeviceRecording) -> list[list[Any]]:
-    """Return devices, bytes and frames of the largest call sites, and what keeps them."""
+def _kept(recording: DeviceRecording) -> tuple[list[list[Any]], int]:
+    """Return devices, bytes and frames of the largest call sites, and what keeps them.
+
+    The second value is for how many tensors there was no time, or no room.
+    """
     from pytracer.analysis.call_sites import call_sites
     from pytracer.analysis.holder_names import main_holder, tells_where
     from pytracer.analysis.leaks.one_file import stack_frames
@@ -69,4 +74,5 @@ def _kept(recording: DeviceRecording) -> list[list[Any]]:
             path = [list(frame) for frame in frames(number)[:_MOST_FRAMES]]
             if tells_where(name) and path:
                 found.append([device, int(size_bytes.sum()), name, path])
-    return sorted(found, key=lambda row: row[1], reverse=True)[:_MOST_LINES]
+    largest = sorted(found, key=lambda row: row[1], reverse=True)[:_MOST_LINES]
+    return largest, snapshot.metadata.tensors.unsearched or 0

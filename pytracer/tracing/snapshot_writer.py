@@ -27,19 +27,15 @@ from pytracer.owners.registry import REGISTRY
 from pytracer.text import END_LINE, brief, printable, size
 from pytracer.tracing import box, cgroup, oom_answer, process, ranks
 from pytracer.tracing.cell_names import cell_names
-from pytracer.tracing.device_recording import DeviceRecording, Sizes
+from pytracer.tracing.device_recording import LONG_PATIENCE, DeviceRecording, Sizes
 from pytracer.tracing.on_snapshot import check_function
 from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, existing, note_written
 from pytracer.tracing.source_lines import GeneratedCode, generated_code, source_lines
 from pytracer.tracing.training_phases import MODULE_PHASES
 
-FORMAT_VERSION = (1, 15)
+FORMAT_VERSION = (1, 16)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
-
-OOM_PATIENCE = 5
-"""How many times longer the search for who holds memory may take when it has run out: mostly the
-program ends then."""
 
 Metadata = dict[str, Any]
 
@@ -202,9 +198,7 @@ class SnapshotWriter:
     ) -> None:
         """Write a file as `open_atomically` does; see `save`."""
         if view is None:
-            # A program that runs out of memory again and again is not stopped so long each time.
-            is_rare = self.files is not None and not self.files.replaced_oom_snapshots
-            view = self._recording.view(patience=OOM_PATIENCE if "oom" in more and is_rare else 1)
+            view = self._recording.view(patience=LONG_PATIENCE if "oom" in more else 1)
         parts = self._parts(view, more)
         path = path if isinstance(path, int) else Path(os.fsdecode(path))
         with open_atomically(path) as file:

@@ -45,6 +45,7 @@ class StepRecording:
             "step_from": self._source.name,
             "host_memory": [[step, size_bytes] for step, size_bytes in self._host.samples],
             "kept_at_steps": self._kept.seen,
+            "unsearched_at_steps": self._kept.unsearched,
             "waiting": not self.steps.are_recorded,
         }
 

@@ -1,11 +1,15 @@
 """Who holds an object: the path from a variable, for each way in which Python keeps objects."""
 
+import ast
 import gc
 import importlib
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +21,8 @@ from holder_programs import Trainer
 from torch.multiprocessing import reductions
 
 from pytracer import Tracer, _core
+from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.explanation import explain
 from pytracer.analysis.holder_names import folded
 from pytracer.owners import holders
 from pytracer.owners.read import OwnersNow, collector_paused
@@ -294,6 +300,62 @@ def test_each_of_many_small_tensors_has_a_holder(
     assert found[f"kept.state.replay{items} of {here}"] == 60_000
     # AND the place of nearly each
     assert len(set(snapshot.blocks.holder.tolist())) > 59_000
+
+
+def test_what_was_not_searched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN more tensors than are searched, or no time
+    gc.collect()
+    kept = [torch.ones(1_000_001 + size) for size in range(7)]
+    path = tmp_path / "file"
+    for bound, value in (("MAX_TENSORS", 4), ("MAX_SECONDS", 0)):
+        with monkeypatch.context() as patch, Tracer(device="cpu") as tracer:
+            patch.setattr(holders, bound, value)
+            kept.append(torch.ones(1_000_001))
+            tracer.dump(path)
+        # THEN the file says so, the answer does, and so do all figures
+        unsearched = load(path).metadata.tensors.unsearched
+        assert unsearched == len(kept) - value
+        told = f"the search for the objects that keep {unsearched} tensors was cut short"
+        (answer,) = explain(load(path))
+        assert told in " ".join(answer_of(answer).texts("lost"))
+        command = [sys.executable, "-m", "pytracer", "show", path, "--all"]
+        shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        assert told.removeprefix("the") in " ".join(shown.stdout.split())
+
+
+STOPPED = """
+import sys
+from pytracer import _core
+
+kept = [[object()] for _ in range(100_000)]
+objects = [[number] for number in range(2_000_000)]  # which take a while
+target = kept.pop()
+found = []
+
+def search():
+    for _ in range(3):
+        print("searching", flush=True)
+        found.append(_core.holders_of([kept[0]], [], [], 2.0)[0])
+
+search()
+print(found)
+"""
+
+
+def test_the_bound_is_one_of_the_processor(tmp_path: Path) -> None:
+    # GIVEN a search that other processes keep from running, for longer than it may take
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            assert process.stdout.readline() == b"searching\n"
+            time.sleep(0.05)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)
+            process.send_signal(signal.SIGCONT)
+        # THEN it has found the holder all the same
+        assert (
+            ast.literal_eval(process.stdout.read().decode()) == ["kept[0] of module __main__"] * 3
+        )
 
 
 def test_a_large_dict_is_looked_through_within_the_bound() -> None:

@@ -20,7 +20,7 @@ from pytracer import ACTIONS, Tracer
 from pytracer.backends import oom
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.tracing import device_recording
-from pytracer.tracing.snapshot_writer import OOM_PATIENCE
+from pytracer.tracing.device_recording import LONG_PATIENCE
 
 HUGE = 1 << 50
 
@@ -384,7 +384,7 @@ libc.on_exit(libc._exit, None)  # runs before torch's static objects are destroy
             path.unlink()
 
 
-def test_the_search_for_holders_takes_longer_at_first(
+def test_the_search_for_holders_takes_longer_for_each_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a tracer that keeps two files of an out-of-memory
@@ -400,6 +400,6 @@ def test_the_search_for_holders_takes_longer_at_first(
         # WHEN memory runs out more often
         for _ in range(4):
             ask_for_too_much()
-        # THEN it does until a file has replaced another one, and not for the file of the end
-        assert patiences == [*[OOM_PATIENCE] * 3, 1]
-    assert set(patiences[4:]) == {1}
+        # THEN each file, also the last, has what the first one has, and so has that of the end
+        assert patiences == [LONG_PATIENCE] * 4
+    assert set(patiences[4:]) == {LONG_PATIENCE}

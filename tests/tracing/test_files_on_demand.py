@@ -5,11 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from demands import SIGNAL, on_demand_files, send, threads, wait_until
 from files_left import load
 from processes import run
+from torch import nn
 
 from pytracer import ConfigError, Tracer
+from pytracer.reading.reader import load as read
 
 pytestmark = pytest.mark.usefixtures("handler", "short_intervals")
 
@@ -34,6 +37,25 @@ def test_keep_last(tmp_path: Path, output: str) -> None:
         found = on_demand_files(tmp_path / "out")
         assert [str(path) for path in found] == reported[3:]
         assert len(list((tmp_path / "out").glob("[!.]*"))) == 2
+
+
+def test_a_file_on_demand_says_who_holds_the_memory(tmp_path: Path) -> None:
+    # GIVEN a program that trains, so that no other thread may read its graphs
+    layer = nn.Linear(50, 40)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    kept = []
+    with Tracer(tmp_path, device="cpu", dump_signal=SIGNAL):
+        layer(torch.ones(30, 50)).sum().backward()
+        optimizer.step()
+        kept.append(torch.ones(1003))
+        # WHEN a signal comes, THEN the file has the holders that a file of the end has
+        send()
+        wait_until(lambda: on_demand_files(tmp_path))
+        (path,) = on_demand_files(tmp_path)
+    snapshot = read(path)
+    (holder,) = snapshot.blocks.holder[snapshot.blocks.requested_bytes == 4012]
+    name = "kept[0] of test_a_file_on_demand_says_who_holds_the_memory()"
+    assert snapshot.strings[int(holder)] == name
 
 
 def test_on_snapshot(tmp_path: Path) -> None:

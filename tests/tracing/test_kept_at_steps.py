@@ -52,9 +52,9 @@ def test_only_memory_that_grows_is_looked_at(monkeypatch: pytest.MonkeyPatch) ->
     looks: list[int] = []
     kept: list[torch.Tensor] = []
 
-    def look(_recording: Any) -> list[list[Any]]:
+    def look(_recording: Any) -> tuple[list[list[Any]], int]:
         looks.append(len(kept))
-        return []
+        return [], 0
 
     monkeypatch.setattr(kept_at_steps, "_kept", look)
     with pytracer.Tracer(device="cpu") as tracer:

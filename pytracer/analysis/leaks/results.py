@@ -233,6 +233,11 @@ def holder_of(growths: Sequence[Growth]) -> str | None:
     return next(iter(_holders(growths, least=0.5)), None)
 
 
+def is_named(device: DeviceLeaks) -> bool:
+    """Return whether the object that keeps the memory of a device's leaks is known."""
+    return holder_of(leaks_of(device)) is not None
+
+
 def _holders(growths: Sequence[Growth], least: float) -> list[str]:
     """Return the objects that keep at least a part of the memory, those that keep most first."""
     names = [growth.kept_by or "" for growth in growths]

@@ -26,6 +26,7 @@ from accelerator.extension import Churn, Extension
 from amount import amount
 
 from pytracer import Tracer
+from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import Registry
 
 RING = 30_000  # so large that even a slow machine does not overwrite it between two cuts
@@ -41,6 +42,7 @@ Entry = dict[str, Any]
 def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at no Python objects, which would take longer than a burst: no cut would be in one."""
     monkeypatch.setattr(Registry, "search", lambda _: None)
+    monkeypatch.setattr(OwnersNow, "_hold", lambda _: None)
 
 
 @pytest.fixture

@@ -55,7 +55,8 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
 // See tensors/kept.h. Each of `owned` is (address, bytes, device).
 py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, const py::list& owned,
                       const std::set<int>& devices, bool reads_graphs, size_t nodes, double graph_seconds,
-                      size_t tensors, size_t looked, bool has_hidden, double seconds, const std::vector<std::string>& hidden,
+                      size_t tensors, size_t looked, bool has_hidden, double seconds,
+                      const std::vector<std::string>& hidden,
                       const std::vector<std::string>& unnamed, const py::list& roots) {
   KeptOptions options{};
   for (const py::handle& each : owned) {

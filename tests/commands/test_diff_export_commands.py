@@ -342,7 +342,7 @@ def test_export_of_files_that_cannot_be_read(tmp_path: Path) -> None:
     # WHEN one of several files cannot be read, THEN the error names it, and the others are exported
     result = invoke("export", bad, CUDA, "--to", "collapsed", "-o", output)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {bad} is damaged")
+    assert result.stderr.startswith(f"Error: {bad} is not a memory snapshot")
     assert "train.py" in output.read_text()
     # WHEN no file can be read, THEN no output is written, and an old one is left
     output.write_text("old")

@@ -191,3 +191,21 @@ def test_during_a_capture(state: State, backend: str) -> None:
         with change:
             pass
     assert state.expandable() is False
+
+
+def test_overlapping_changes_end_in_any_order(state: State, backend: str) -> None:
+    # GIVEN two changes, of which the first ends first
+    if backend == "npu":
+        pytest.skip("torch_npu cannot change other settings while it runs")
+    before = state.settings(), state.values()
+    outer = pytracer.expandable_segments(True)
+    inner = pytracer.allocator_settings("max_split_size_mb:100,garbage_collection_threshold:0.8")
+    with inner:
+        with outer:
+            assert state.expandable() is True
+        # THEN the other one's settings stay as long as it lasts
+        assert state.expandable() is False
+        assert state.values()["max_split_size"] == 100 * MIB
+        assert state.values()["garbage_collection_threshold"] == 0.8
+    # AND in the end all is as before
+    assert (state.settings(), state.values()) == before

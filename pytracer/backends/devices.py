@@ -57,11 +57,12 @@ def automatic_backend() -> str:
 
 def may_come_later(backend: str, names: Iterable[str]) -> bool:
     """Return whether `device="auto"` of `names` records a backend once torch initialises it."""
-    if "auto" not in names or backend not in running_torch.built_backends():
+    if "auto" not in names:
         return False
     try:
-        return _count_without_initialising(backend) is None
-    except Exception:  # a backend that fails to count its devices
+        is_built = backend in running_torch.built_backends()
+        return is_built and _count_without_initialising(backend) is None
+    except Exception:  # there is no torch, or a backend fails to count its devices
         return False
 
 

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import leak_cases
@@ -31,8 +32,14 @@ def verdict_on_page(case: str) -> str:
     return str(verdict)
 
 
+def some(cases: Iterable[str]) -> list[object]:
+    """Return cases, of which the first three are those of `make test`."""
+    long = pytest.mark.long
+    return [pytest.param(case, marks=long if i > 2 else ()) for i, case in enumerate(cases)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", leak_cases.LEAKS)
+@pytest.mark.parametrize("case", some(leak_cases.LEAKS))
 def test_each_leak_is_named(case: str, recordings: leak_cases.Recordings, tmp_path: Path) -> None:
     path = recordings.record(case, tmp_path / "a.pickle")
     output = invoke("show", "--leaks", path).output
@@ -51,7 +58,7 @@ def test_each_leak_is_named(case: str, recordings: leak_cases.Recordings, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", leak_cases.INNOCENTS)
+@pytest.mark.parametrize("case", some(leak_cases.INNOCENTS))
 def test_no_innocent_is_accused(
     case: str, recordings: leak_cases.Recordings, tmp_path: Path
 ) -> None:

@@ -58,7 +58,7 @@ TEST(the_largest_owner_names_a_block) {
                       {owner(100, 10, Category::parameter, "small"),
                        owner(120, 50, Category::parameter, "large"),
                        owner(180, 20, Category::parameter, "last")},
-                      {}, {3, 2, true}, {});
+                      {}, {3, 2, true, 0}, {});
   const LiveBlock live{100, 100, 0, 0, 0, 0, 0};
   CHECK(owners.find(100, 100, &live, {}, 0).first->name == "large");
   CHECK(owners.count() == 3 && owners.missing().gradients == 2);

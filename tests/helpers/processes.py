@@ -29,7 +29,7 @@ PATH = os.pathsep.join(map(os.path.abspath, sys.path))
 """The folders of the tests' modules, before a test imports what adds others, such as Ray."""
 
 NOT_USUAL = (
-    *("PYTRACER", "PYTEST_", "RANK"),
+    *("PYTRACER", "PYTEST_", "RANK", "SUITES"),
     *("TORCHINDUCTOR_", "TORCH_DEVICE_BACKEND_AUTOLOAD"),  # torch and torch_npu set them
 )
 """How the variables begin that the programs of tests do not inherit from the tests."""

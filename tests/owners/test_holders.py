@@ -344,7 +344,9 @@ print(found)
 
 def test_the_bound_is_one_of_the_processor(tmp_path: Path) -> None:
     # GIVEN a search that other processes keep from running, for longer than it may take
-    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, cwd=tmp_path
+    ) as process:
         assert process.stdout is not None
         for _ in range(3):
             assert process.stdout.readline() == b"searching\n"

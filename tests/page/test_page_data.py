@@ -119,7 +119,9 @@ def frames_of(file: dict[str, Any], stack: int) -> list[tuple[str, str, int]]:
 
 
 @golden
-@pytest.mark.parametrize("kept", [10**6, 40, 7, 1])
+@pytest.mark.parametrize(
+    "kept", [10**6, 7, *(pytest.param(n, marks=pytest.mark.long) for n in (40, 1))]
+)
 def test_each_moment_of_a_file(path: Path, kept: int) -> None:
     # GIVEN a file of one of the recorders, of which the page keeps some events
     snapshot = load(path)

@@ -63,7 +63,7 @@ def screens(folder: Path) -> list[Screen]:
     """
     for name, source in (("golden", TESTS / "golden"), ("recordings", RECORDINGS)):
         (folder / name).symlink_to(source)
-    planted_fleet.make(folder / "fleet", planted_fleet.planned(ranks=16, steps=3))
+    planted_fleet.make(folder / "fleet", planted_fleet.planned(ranks=13, steps=2))
     groups = [sorted(folder.glob(f"golden/{where}*.pickle")) for where in ("", "native/")]
     groups += [sorted(kind.glob(f"*{SUFFIX}")) for kind in sorted(folder.glob("recordings/*/"))]
     found = [_of_directory("fleet", "fleet/run7")]

@@ -20,6 +20,28 @@ py::object attribute_or_none(const py::object& object, const char* name) {
   return found ? found : py::none();
 }
 
+constexpr const char* kFlatten = "__tensor_flatten__";
+
+// Borrowed; null: there is none. No metaclass is asked.
+PyObject* class_attribute(PyTypeObject* type, const char* name) {
+  const py::object text = stolen(PyUnicode_InternFromString(name));
+  return text ? _PyType_Lookup(type, text.ptr()) : nullptr;
+}
+
+// Adds a string, or those in a list or tuple.
+void add_names(PyObject* value, std::set<std::string>& names, int nesting = 0) {
+  if (value == nullptr) return;
+  if (PyUnicode_CheckExact(value)) {
+    const char* const name = PyUnicode_AsUTF8(value);
+    if (name != nullptr) names.insert(name);
+    PyErr_Clear();  // it is no Unicode
+  } else if ((PyList_Check(value) || PyTuple_Check(value)) && nesting < kMaxTensorNesting) {
+    for (Py_ssize_t i = 0; i < Py_SIZE(value); ++i) {
+      add_names(PySequence_Fast_GET_ITEM(value, i), names, nesting + 1);
+    }
+  }
+}
+
 }  // namespace
 
 py::object attributes_of(PyObject* object) { return stolen(PyObject_GenericGetDict(object, nullptr)); }
@@ -79,6 +101,7 @@ py::object TensorReader::get(const Attribute& attribute, PyObject* tensor) {
 }
 
 int TensorReader::device(PyObject* tensor) {
+  if (kind_of(Py_TYPE(tensor)) != Kind::plain) return -1;  // the program's class may be asked
   const py::object found = get(get_device_, tensor);
   return found && PyLong_Check(found.ptr()) ? static_cast<int>(PyLong_AsLong(found.ptr())) : -1;
 }
@@ -94,17 +117,38 @@ TensorReader::Kind TensorReader::kind_of(PyTypeObject* type) {
   if (type == type_) return Kind::plain;
   const auto [place, is_new] = kinds_.try_emplace(type, Kind::plain);
   if (!is_new) return place->second;
-  const py::object flatten = stolen(PyUnicode_InternFromString("__tensor_flatten__"));
-  const py::object module = stolen(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__module__"));
+  PyObject* const module = class_attribute(type, "__module__");
   const py::object prefix = stolen(PyUnicode_FromString("torch._subclasses."));
-  if (module && prefix && PyUnicode_Check(module.ptr()) &&
-      PyUnicode_Tailmatch(module.ptr(), prefix.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1) {
+  if (module != nullptr && prefix && PyUnicode_Check(module) &&
+      PyUnicode_Tailmatch(module, prefix.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1) {
     place->second = Kind::fake;
-  } else if (flatten && _PyType_Lookup(type, flatten.ptr()) != nullptr) {
+  } else if (class_attribute(type, kFlatten) != nullptr) {
     place->second = Kind::of_tensors;
+  } else if (class_attribute(type, "__torch_dispatch__") != class_attribute(type_, "__torch_dispatch__")) {
+    place->second = Kind::opaque;
   }
   PyErr_Clear();
   return place->second;
+}
+
+// The names that the code of `__tensor_flatten__` mentions, and those in lists of the class that it mentions.
+const std::set<std::string>& TensorReader::part_names(PyTypeObject* type) {
+  const auto [place, is_new] = part_names_.try_emplace(type);
+  std::set<std::string>& names = place->second;
+  PyObject* const order = type->tp_mro;  // a method may call that of a base class
+  for (Py_ssize_t i = 0; is_new && order != nullptr && i < PyTuple_GET_SIZE(order); ++i) {
+    PyObject* const each = PyTuple_GET_ITEM(order, i);
+    PyObject* const flatten =
+        PyType_Check(each) ? class_attribute(reinterpret_cast<PyTypeObject*>(each), kFlatten) : nullptr;
+    if (flatten == nullptr || !PyFunction_Check(flatten)) continue;
+    auto* const code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(flatten));
+    add_names(code->co_consts, names);
+    std::set<std::string> mentioned;
+    add_names(code->co_names, mentioned);
+    for (const std::string& name : mentioned) add_names(class_attribute(type, name.c_str()), names);
+    names.merge(mentioned);
+  }
+  return names;
 }
 
 // A DTensor, a quantised tensor. Its parts are attributes; its method that names them is the program's.
@@ -112,8 +156,9 @@ TensorReader::Result TensorReader::read_parts(PyObject* tensor, std::vector<Tens
                                               bool with_storage, int nesting) {
   if (nesting >= kMaxTensorNesting) return Result::unknown;
   Result result = Result::unknown;
-  const auto add = [&](PyObject* part) {
-    if (part == nullptr || !is_tensor(part)) return;
+  const std::set<std::string>& names = part_names(Py_TYPE(tensor));
+  const auto add = [&](const char* name, PyObject* part) {
+    if (part == nullptr || !is_tensor(part) || name == nullptr || names.count(name) == 0) return;
     Result of_part = read(part, parts, with_storage, nesting + 1);
     if (of_part == Result::sparse) of_part = Result::unknown;
     result = result == Result::unknown ? of_part : std::max(result, of_part);
@@ -121,12 +166,15 @@ TensorReader::Result TensorReader::read_parts(PyObject* tensor, std::vector<Tens
   for (PyTypeObject* type = Py_TYPE(tensor); type != nullptr && type != type_; type = type->tp_base) {
     for (PyMemberDef* member = type->tp_members; member != nullptr && member->name != nullptr; ++member) {
       if (member->type != T_OBJECT_EX) continue;  // __slots__
-      add(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(tensor) + member->offset));
+      add(member->name, *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(tensor) + member->offset));
     }
   }
   if (const py::object attributes = attributes_of(tensor)) {
     PyObject *key, *value;
-    for (Py_ssize_t position = 0; PyDict_Next(attributes.ptr(), &position, &key, &value) != 0;) add(value);
+    for (Py_ssize_t position = 0; PyDict_Next(attributes.ptr(), &position, &key, &value) != 0;) {
+      if (is_tensor(value) && PyUnicode_CheckExact(key)) add(PyUnicode_AsUTF8(key), value);
+    }
+    PyErr_Clear();  // a name that is no Unicode
   }
   return result;
 }
@@ -135,6 +183,7 @@ TensorReader::Result TensorReader::read(PyObject* tensor, std::vector<TensorMemo
                                         int nesting) {
   const Kind kind = kind_of(Py_TYPE(tensor));
   if (kind == Kind::fake) return Result::without;
+  if (kind == Kind::opaque) return Result::hidden;
   if (kind == Kind::of_tensors) return read_parts(tensor, parts, with_storage, nesting);
   const py::object layout = get(layout_, tensor);
   if (layout.is(sparse_)) return Result::sparse;

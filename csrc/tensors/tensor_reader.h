@@ -10,6 +10,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -31,7 +32,7 @@ class TensorReader {
   enum class Result : uint8_t {
     memory,   // all memory was found
     without,  // the tensor has none: a fake one, one on the device "meta", an empty one
-    hidden,   // it has no storage of its own, as a functional one, or another layout
+    hidden,   // it has no storage of its own, as a functional one, or another layout; or it is opaque
     unknown,  // it could not be read
     sparse,   // torch would release the GIL: see read_sparse()
   };
@@ -52,7 +53,7 @@ class TensorReader {
   pybind11::object gradient(PyObject* tensor) { return get(grad_, tensor); }  // null: none
   bool has_gradient(PyObject* tensor) { return is_true(get(is_leaf_, tensor)); }
   bool requires_gradient(PyObject* tensor) { return is_true(get(requires_grad_, tensor)); }
-  int device(PyObject* tensor);
+  int device(PyObject* tensor);  // -1: the CPU, or a tensor whose class is not asked
   // The node that made a tensor; of a view, the one that made what it is a view of. Null: none.
   // Asking a view itself makes a new node, if its memory was changed in place.
   pybind11::object node(PyObject* tensor);
@@ -70,8 +71,10 @@ class TensorReader {
   Attribute attribute(const char* name, const char* otherwise = nullptr) const;
   static pybind11::object get(const Attribute& attribute, PyObject* tensor);  // null: it failed
   static bool is_true(const pybind11::object& value) { return value.ptr() == Py_True; }
-  enum class Kind : uint8_t { plain, of_tensors, fake };
+  // `opaque`: a class whose `__torch_dispatch__` may answer questions for sizes, layout and device.
+  enum class Kind : uint8_t { plain, of_tensors, opaque, fake };
   Kind kind_of(PyTypeObject* type);
+  const std::set<std::string>& part_names(PyTypeObject* type);
   Result read_parts(PyObject* tensor, std::vector<TensorMemory>& parts, bool with_storage, int nesting);
   pybind11::object storage(PyObject* tensor) { return get(untyped_storage_, tensor); }
 
@@ -80,6 +83,7 @@ class TensorReader {
   Attribute layout_, data_ptr_, nbytes_, storage_offset_, element_size_, get_device_, is_meta_, numel_, grad_,
       is_leaf_, base_, is_view_, grad_fn_, untyped_storage_, requires_grad_, indices_, values_, use_count_;
   std::unordered_map<PyTypeObject*, Kind> kinds_;
+  std::unordered_map<PyTypeObject*, std::set<std::string>> part_names_;
 };
 
 // The dict of an object's attributes; null: it has none.

@@ -18,7 +18,7 @@ namespace pytracer {
 constexpr const char* kGarbage = ", which gc.collect() would free";
 
 struct SearchBounds {
-  double seconds;           // of the processor
+  double seconds;           // of a ThreadClock
   int depth = 8;            // how many holders a path has at most
   size_t holders = 50'000;  // how many are wanted at most, and two for each target
 };

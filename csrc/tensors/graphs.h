@@ -19,7 +19,7 @@ struct GraphBounds {
   // Of connected graphs, and how many tensors are asked for theirs: torch 2.13 keeps the Python object of
   // each node that was asked for; freeing a chain of 42,000 of them overflows the stack.
   size_t nodes;
-  double seconds;  // of the processor
+  double seconds;  // of a ThreadClock
 };
 
 class Graphs {

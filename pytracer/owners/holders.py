@@ -18,13 +18,16 @@ MAX_TENSORS = 20_000
 """For how many tensors holders are searched at most: those that keep graphs, then the largest."""
 
 MAX_SECONDS = 0.3
-"""The processor time that the search takes at most. No other thread runs Python meanwhile."""
+"""The processor time that the search takes at most, or a fifth of the time by the clock.
+
+No other thread runs Python meanwhile.
+"""
 
 MAX_NODES = 8_000
 """How many nodes of connected graphs, and of how many tensors, are read at most."""
 
 MAX_GRAPH_SECONDS = 0.2
-"""The processor time in which graphs are read at most."""
+"""The same for the time in which graphs are read."""
 
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h

@@ -14,7 +14,6 @@ class Memory(NamedTuple):
     size_bytes: int  # of its elements
     device: int  # -1: the CPU
     storage_address: int  # where the storage begins, of which the tensor may be a part
-    part: Any  # the tensor without other tensors in it that has the memory
 
 
 def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
@@ -44,7 +43,7 @@ def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
         return
     if address and (size_bytes := tensor.nbytes):
         begin = address - tensor.storage_offset() * tensor.element_size()
-        yield Memory(address, size_bytes, tensor.get_device(), begin, tensor)
+        yield Memory(address, size_bytes, tensor.get_device(), begin)
 
 
 def tensors_in(

@@ -47,7 +47,7 @@ class TensorCopy:
 def copy_models(
     torch: ModuleType,
     modules: list[ref[Any]],
-    optimizers: list[tuple[ref[Any], int | None, int]],
+    optimizers: list[tuple[ref[Any], int | None, int, int]],
     rule: tuple[bool, int, bool, bool, int],
     steppers: dict[int, int],
     uses: bool,

@@ -27,7 +27,7 @@ std::vector<Part> tuples(const std::vector<TensorMemory>& parts) {
 }
 
 // `modules`: weak references. `optimizers`: weak references, the threads that step them or None, and from
-// which state on they are copied. `uses`: whether the recorder notes what memory is used for.
+// which parameter and state on they are copied. `uses`: whether the recorder notes what memory is used for.
 py::tuple copy_models(const py::object& torch, const py::list& modules, const py::list& optimizers,
                       const std::tuple<bool, unsigned long, bool, bool, int>& rule, const py::dict& steppers,
                       bool uses) {
@@ -44,7 +44,8 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
     for (const py::handle& each : optimizers) {
       const auto known = py::reinterpret_borrow<py::tuple>(each);
       const py::object stepper = known[1];
-      found_optimizers.append(copy.optimizer(py::object(known[0]).ptr(), stepper, known[2].cast<Py_ssize_t>()));
+      found_optimizers.append(copy.optimizer(py::object(known[0]).ptr(), stepper, known[2].cast<Py_ssize_t>(),
+                                             known[3].cast<Py_ssize_t>()));
     }
     for (const py::handle& each : modules) found_modules.append(copy.module(each.ptr(), steppers));
   }

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "holders/references.h"
 #include "tensors/model_copy.h"
 
 namespace py = pybind11;
@@ -130,7 +131,7 @@ void Graphs::read_node(PyObject* node, uintptr_t kept_by) {
   if (!attributes) return;
   PyObject *key, *value;
   for (Py_ssize_t position = 0; PyDict_Next(attributes.ptr(), &position, &key, &value) != 0;) {
-    if (PyUnicode_Check(key)) add(kind + std::string(py::str(py::handle(key))), value, kept_by);
+    if (PyUnicode_Check(key)) add(kind + text_of(key), value, kept_by);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "record/tensor_uses.h"
 #include "tensors/tensor_reader.h"
@@ -45,10 +46,12 @@ class ModelCopy {
   // submodules: tuples of name, id and weak reference. None: it is gone. `steppers`: the threads that
   // stepped parameters, by their ids.
   pybind11::object module(PyObject* module, const pybind11::dict& steppers);
-  // `optimizer`: a weak reference. Returns its id, class, groups, and states from `first_state` on. A group
-  // is its parameters, and pairs of a name and tensors. A state is the id of its parameter, or None, and
-  // such pairs. `thread`: the one that steps it, or None.
-  pybind11::object optimizer(PyObject* optimizer, const pybind11::object& thread, Py_ssize_t first_state);
+  // `optimizer`: a weak reference. Returns its id, class, groups, and states from `first_state` on; and the
+  // first parameter and state for the next call, and whether there are more, because one call takes few.
+  // A group is its number, its parameters from `first_parameter` on, and pairs of a name and tensors. A
+  // state is the id of its parameter, or None, and such pairs. `thread`: the one that steps it, or None.
+  pybind11::object optimizer(PyObject* optimizer, const pybind11::object& thread, Py_ssize_t first_parameter,
+                             Py_ssize_t first_state);
   // Reads sparse tensors. RELEASES THE GIL.
   void finish();
 
@@ -56,10 +59,12 @@ class ModelCopy {
 
  private:
   std::shared_ptr<TensorCopy> copy(PyObject* tensor, TensorRole role);
-  void read(PyObject* tensor, const std::shared_ptr<TensorCopy>& kept, std::vector<TensorMemory>& parts);
+  void read(PyObject* tensor, const std::shared_ptr<TensorCopy>& kept, std::vector<TensorMemory>& parts,
+            std::optional<TensorRole> role = {});
+  void note_use(const std::vector<TensorMemory>& parts, TensorRole role) const;
   void read_gradients(PyObject* parameter, const std::shared_ptr<TensorCopy>& kept,
                       const pybind11::object& stepper);
-  bool may_read_gradient(PyObject* parameter, const pybind11::object& stepper);
+  bool may_read_gradient(PyObject* parameter, const TensorCopy& kept, const pybind11::object& stepper);
   TensorCopies copies_in(PyObject* value, TensorRole role);
   pybind11::dict tensors_of(PyObject* module, const char* kind, TensorRole role,
                             const pybind11::dict& steppers);
@@ -69,6 +74,7 @@ class ModelCopy {
     pybind11::object tensor;
     std::shared_ptr<TensorCopy> kept;  // which has the parts
     std::vector<TensorMemory>* parts;
+    std::optional<TensorRole> role;  // none: a gradient
   };
   TensorReader& tensors_;
   const GradientRule rule_;

@@ -103,8 +103,19 @@ def copy_of_optimizer(
 
     `thread` steps it. Its states are copied from `first_state` on.
     """
-    optimizer = (reference, thread, first_state)
-    _, copied, unread = _core.copy_models(
-        sys.modules["torch"], [], [optimizer], rule, {}, notes_uses
-    )
-    return (OptimizerCopy(reference, *copied[0]) if copied[0] is not None else None), unread
+    groups: dict[int, tuple[list[_core.TensorCopy], Named]] = {}
+    states: list[tuple[int | None, Named]] = []
+    parameter, state, unread, has_more = 0, first_state, 0, True
+    while has_more:
+        _, (copied,), failed = _core.copy_models(
+            sys.modules["torch"], [], [(reference, thread, parameter, state)], rule, {}, notes_uses
+        )
+        unread += failed
+        if copied is None:
+            return None, unread
+        number, class_name, some_groups, some_states, parameter, state, has_more = copied
+        for group, parameters, named in some_groups:
+            groups.setdefault(group, ([], named))[0].extend(parameters)
+        states += some_states
+    copy = OptimizerCopy(reference, number, class_name, [*groups.values()], states, state)
+    return copy, unread

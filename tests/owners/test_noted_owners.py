@@ -103,6 +103,21 @@ def test_a_call_notes_nothing_of_a_model_whose_parameters_are_gathered() -> None
         assert not noted_bytes(tracer.snapshot())
 
 
+def test_sparse_buffers() -> None:
+    def call() -> int:
+        model = nn.Linear(50, 40)
+        model.register_buffer("mask", torch.eye(300).to_sparse())
+        with torch.no_grad():
+            model(torch.ones(8, 50))
+        parts = model.mask._indices(), model.mask._values()
+        return sum(part.untyped_storage().nbytes() for part in parts)
+
+    with pytracer.Tracer(device="cpu") as tracer:
+        size = call()
+        content = tracer.snapshot()
+    assert noted_bytes(content)["buffer"] == size
+
+
 def test_events_that_the_ring_has_lost() -> None:
     # GIVEN a ring that has lost the allocations, and the steps in which they were noted
     program = Program()

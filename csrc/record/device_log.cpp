@@ -189,13 +189,11 @@ void DeviceLog::set_mode(Mode mode, Context context) {
 void DeviceLog::resize_ring(uint32_t max_entries) {
   const uint32_t capacity = ring_capacity(max_entries);
   if (capacity == ring_->capacity()) return;
-  // The bulk is copied while writers continue; they wait for the copy of the rest alone.
+  // The bulk is copied while writers continue. They wait for the copy of the rest alone, and not for a disk: the
+  // ring takes its part of the box before.
   auto resized = std::make_shared<RingBuffer>(capacity, *ring_, part(BoxKind::ring));
   std::unique_lock lock(writer_lock_);
-  if (!resized->catch_up(*ring_)) {  // writers overtook the copy: hold them up
-    resized = std::make_shared<RingBuffer>(capacity, *ring_, part(BoxKind::ring));
-    resized->catch_up(*ring_);
-  }
+  resized->catch_up(*ring_);
   ring_.swap(resized);
   lock.unlock();  // before the old ring is destroyed
 }

@@ -31,19 +31,26 @@ class RingBuffer {
   // Takes over the newest events of another ring, with their numbers, as a reader of that ring.
   // catch_up() has to follow, unless that ring has no writer.
   RingBuffer(uint32_t capacity, const RingBuffer& other, const BoxPart& part = {})
-      : RingBuffer(capacity, other.held(capacity), part) {}
+      : RingBuffer(capacity, other.held(capacity), part) {
+    // So that catch_up() waits for no disk
+    slots_.back(std::min<uint64_t>(capacity, other.committed_bytes() / sizeof(Event)));
+  }
   // Has these events, of which the first one has the given number.
   RingBuffer(uint32_t capacity, uint64_t first, const std::vector<Event>& events)
       : RingBuffer(capacity, Held{first, events}, {}) {}
 
-  // Appends what `other` got since, while it has no writer. False: some of that was overwritten.
-  bool catch_up(const RingBuffer& other) noexcept {
+  // Appends what `other` got since, while it has no writer. If some of that was overwritten, begins again
+  // with what there is. Nobody else has this ring yet.
+  void catch_up(const RingBuffer& other) noexcept {
     Event event;
-    for (uint64_t sequence = head(); sequence < other.head(); ++sequence) {
-      if (!other.read(sequence, event)) return false;
+    const uint64_t end = other.head();
+    uint64_t begin = end;
+    while (begin > head() && end - begin < capacity() && other.read(begin - 1, event)) --begin;
+    if (begin != head()) begin_at(begin);
+    for (; begin < end; ++begin) {
+      other.read(begin, event);
       append(event);
     }
-    return true;
   }
 
   // Writer, under the writer lock. The event's ticks are not 0.
@@ -120,14 +127,16 @@ class RingBuffer {
   }
   RingBuffer(uint32_t capacity, uint64_t first, const BoxPart& part)
       : slots_(capacity, part),
-        capacity_(capacity),
-        first_(first),
-        announced_(first) {
+        capacity_(capacity) {
+    if (slots_.entry() != nullptr) slots_.entry()->number = capacity;
+    begin_at(first);
+  }
+  void begin_at(uint64_t first) noexcept {
+    first_ = first;
+    announced_.store(first, std::memory_order_relaxed);
+    next_ = 0;
+    if (slots_.entry() != nullptr) slots_.entry()->first = first;
     slots_.set_count(first);
-    if (slots_.entry() != nullptr) {
-      slots_.entry()->first = first;
-      slots_.entry()->number = capacity;
-    }
     go_on();
   }
   // The next slot is the first that is not backed, or there is none.
@@ -157,10 +166,10 @@ class RingBuffer {
   ReservedArray<Slot> slots_;
   uint64_t slot_of(uint64_t sequence) const noexcept { return (sequence - first_) % capacity(); }
   std::atomic<uint32_t> capacity_;
-  const uint64_t first_;  // number of the first event that this ring ever held
+  uint64_t first_ = 0;    // number of the first event that this ring ever held
   uint32_t next_ = 0;     // slot of the next event, without the division
   uint32_t limit_ = 0;    // slots that are backed
-  std::atomic<uint64_t> announced_;  // the number of events whose slot is or was being written
+  std::atomic<uint64_t> announced_{0};  // the number of events whose slot is or was being written
 };
 
 }  // namespace pytracer

@@ -324,8 +324,8 @@ void Box::leave_descriptors() noexcept {
 }
 
 void Box::keep_ahead() noexcept {
-  const std::lock_guard lock(mutex_);
   for (BoxEntry& entry : header_->entries) {
+    const std::lock_guard lock(mutex_);  // not over all: take() waits for one at most
     const BoxKind kind = entry.kind.load(std::memory_order_acquire);
     // Once something is in memory alone, what follows it has no use in the file.
     if (kind == BoxKind::none || header_->is_cut.load(std::memory_order_relaxed) != 0) continue;

@@ -141,7 +141,7 @@ class Box {
   BoxHeader* header_ = nullptr;
   sem_t wake_;
   std::atomic<bool> has_keeper_{false}, is_woken_{false};
-  std::mutex mutex_;  // guards which entries there are, and the next two; held while the file grows
+  std::mutex mutex_;  // guards which entries there are, and the next two; held while a part grows
   uint64_t end_ = 0;  // of the file's parts
   uint64_t serial_ = 0;
 };

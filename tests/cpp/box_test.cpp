@@ -28,6 +28,12 @@ SessionOptions options() { return {{PYTRACER_CPU_DEVICE}, kEntries, 32, kStackBy
 
 int empty_file() { return memfd_create("box", MFD_CLOEXEC); }
 
+uint64_t space_of(int file) {
+  struct stat about {};
+  CHECK(fstat(file, &about) == 0);
+  return static_cast<uint64_t>(about.st_blocks) * 512;
+}
+
 // Each thread allocates in an address range of its own, from stacks that are new again and again, so that
 // generations are renewed, and keeps some blocks. The size of a block is its stack's innermost offset.
 void work(uint64_t thread, int32_t count) {
@@ -143,6 +149,22 @@ TEST(a_generation_of_a_box_is_made_and_destroyed_outside_of_hooks) {
   CHECK(table.generation_of(first) == nullptr && table.begin_generation());
   CHECK(table.renewed(renewed) > renewed && table.end_generation() == StackTable::End::done);
   box->set_keeper(false);
+}
+
+// Hooks wait for it.
+TEST(a_ring_that_catches_up_makes_its_file_no_longer) {
+  constexpr uint32_t kMost = 300'000;  // more than a ring gets at first
+  const int file = empty_file();
+  RingBuffer small(kMost);
+  Event event{};
+  event.ticks = 1;
+  while (small.head() < kMost + 1) small.append(event);
+  RingBuffer other(2 * kMost, small, {std::make_shared<Box>(dup(file)), BoxKind::ring});
+  while (small.head() < 3 * kMost) small.append(event);
+  const uint64_t before = space_of(file);
+  other.catch_up(small);
+  CHECK(other.head() == 3 * kMost && other.oldest() == 2 * kMost && space_of(file) == before);
+  close(file);
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need memory

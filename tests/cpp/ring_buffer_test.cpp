@@ -43,7 +43,7 @@ TEST(ring_grows_with_its_events_and_numbers) {
   RingBuffer large(20, small);
   CHECK(large.head() == 13 && large.oldest() == 8);
   for (uint64_t n = 13; n < 15; ++n) small.append(numbered(n));
-  CHECK(large.catch_up(small));
+  large.catch_up(small);
   CHECK(large.head() == 15 && large.oldest() == 8);
   CHECK(large.committed_bytes() == 7 * sizeof(Event));
   for (uint64_t n = 15; n < 40; ++n) large.append(numbered(n));
@@ -58,7 +58,8 @@ TEST(ring_shrinks_to_its_newest_events) {
     RingBuffer large(20);
     for (uint64_t n = 0; n < events; ++n) large.append(numbered(n));
     RingBuffer small(5, large);
-    CHECK(small.catch_up(large) && small.head() == events);
+    small.catch_up(large);
+    CHECK(small.head() == events);
     CHECK(small.oldest() == (events > 5 ? events - 5 : 0));
     for (uint64_t n = events; n < events + 3; ++n) small.append(numbered(n));
     std::vector<Event> out(5);
@@ -79,12 +80,28 @@ TEST(ring_grows_while_its_writer_writes) {
     RingBuffer large(5000, small);
     stop = true;
     writer.join();
-    const bool caught_up = large.catch_up(small);
-    CHECK(large.head() <= small.head() && caught_up == (large.head() == small.head()));
+    large.catch_up(small);
+    CHECK(large.head() == small.head() && large.head() - large.oldest() >= 1000);
     std::vector<Event> out(5000);
     const uint64_t begin = large.oldest();
     CHECK(large.copy(begin, large.head(), out.data()) == begin);
     for (uint64_t n = begin; n < large.head(); ++n) CHECK(whole(out[n - begin], n));
+  }
+}
+
+TEST(ring_that_was_overtaken_begins_again) {
+  for (const uint32_t capacity : {3u, 20u}) {
+    RingBuffer small(5);
+    uint64_t n = 0;
+    for (; n < 13; ++n) small.append(numbered(n));
+    RingBuffer other(capacity, small);
+    for (; n < 19; ++n) small.append(numbered(n));  // event 13 is gone
+    other.catch_up(small);
+    CHECK(other.head() == 19 && other.oldest() == (capacity == 3 ? 16 : 14));
+    for (; n < 60; ++n) other.append(numbered(n));
+    std::vector<Event> out(capacity);
+    CHECK(other.oldest() == 60 - capacity && other.copy(60 - capacity, 60, out.data()) == 60 - capacity);
+    for (uint64_t i = 0; i < capacity; ++i) CHECK(whole(out[i], 60 - capacity + i));
   }
 }
 

@@ -34,7 +34,7 @@ BoxReader::BoxReader(int file) : file_(file) {
     if (kind == BoxKind::none || entry.offset > end) continue;
     const uint64_t backed = std::min({entry.backed.load(), end - entry.offset, kMaxArrayBytes});
     arrays_.push_back({kind, entry.device, entry.array, entry.number, entry.item_bytes, entry.offset, backed,
-                       entry.count.load(), entry.first, entry.serial,
+                       entry.count.load(), entry.first.load(), entry.serial,
                        static_cast<uint64_t>(reinterpret_cast<const char*>(&entry) -
                                              reinterpret_cast<const char*>(header.get()))});
     sum += backed;

@@ -330,8 +330,9 @@ void Box::keep_ahead() noexcept {
     // Once something is in memory alone, what follows it has no use in the file.
     if (kind == BoxKind::none || header_->is_cut.load(std::memory_order_relaxed) != 0) continue;
     const uint64_t backed = entry.backed.load(std::memory_order_relaxed);
-    const uint64_t count = entry.count.load(std::memory_order_relaxed);
-    const uint64_t used = std::min(entry.capacity, count * entry.item_bytes);
+    const uint64_t count = entry.count.load(std::memory_order_acquire);  // a ring sets `first` before it
+    const uint64_t first = std::min(count, entry.first.load(std::memory_order_relaxed));
+    const uint64_t used = std::min(entry.capacity, (count - first) * entry.item_bytes);
     const uint64_t to = std::min(entry.capacity, rounded_up(used + ahead(kind, used), kPiece));
     if (backed < to && allocate(entry.offset + backed, to - backed)) raise_to(entry.backed, to);
   }

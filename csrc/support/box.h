@@ -62,7 +62,7 @@ struct alignas(64) BoxEntry {
   uint64_t offset, capacity;  // in the file; bytes
   std::atomic<uint64_t> backed;  // bytes from the offset on that the file has
   std::atomic<uint64_t> count;   // the array's own; see its class
-  uint64_t first;                // of a ring: the number of its first event
+  std::atomic<uint64_t> first;   // of a ring: the number of its first event
   uint64_t serial;               // how many entries were made before
 };
 static_assert(sizeof(BoxEntry) == 64);

@@ -151,6 +151,20 @@ TEST(a_generation_of_a_box_is_made_and_destroyed_outside_of_hooks) {
   box->set_keeper(false);
 }
 
+TEST(a_larger_ring_takes_space_for_what_it_holds) {
+  constexpr uint32_t kMost = 1'000'000;
+  const int file = empty_file();
+  const auto box = std::make_shared<Box>(dup(file));
+  RingBuffer small(1000);
+  Event event{};
+  event.ticks = 1;
+  while (small.head() < kMost) small.append(event);
+  const RingBuffer large(kMost, small, {box, BoxKind::ring});
+  box->keep_ahead();
+  CHECK(large.head() - large.oldest() == 1000 && space_of(file) < 10 << 20);
+  close(file);
+}
+
 // Hooks wait for it.
 TEST(a_ring_that_catches_up_makes_its_file_no_longer) {
   constexpr uint32_t kMost = 300'000;  // more than a ring gets at first

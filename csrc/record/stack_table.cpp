@@ -76,7 +76,9 @@ void StackTable::make_spare() noexcept {
     auto spare = std::make_shared<CallTree>(max_bytes_ / 2, box_, true);
     std::lock_guard lock(mutex_);
     spare_ = std::move(spare);
-  } catch (...) {  // no memory
+  } catch (...) {  // no memory: hooks ask again with the next new stack
+    std::lock_guard lock(mutex_);
+    if (!old_) wanted_.store(false, std::memory_order_relaxed);  // else one has begun
   }
 }
 

@@ -182,6 +182,30 @@ TEST(a_ring_that_catches_up_makes_its_file_no_longer) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need memory
+TEST(a_generation_without_memory_is_not_asked_for_all_the_time) {
+  const auto box = std::make_shared<Box>(empty_file());
+  box->set_keeper(true);
+  StackTable table(64 << 20, box);
+  uint64_t number = 0;
+  const auto add = [&] {
+    run_frames({frame_at(1, static_cast<int32_t>(++number))});
+    return stack_here(table);
+  };
+  while (!table.wants_generation()) add();
+  rlimit before{};
+  CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+  const rlimit none{4096, before.rlim_max};
+  CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+  table.look_after();
+  CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+  CHECK(!table.wants_generation());
+  add();
+  CHECK(table.wants_generation());  // with the next new stack
+  table.look_after();
+  CHECK(table.begin_generation());
+  box->set_keeper(false);
+}
+
 TEST(a_ring_without_memory_for_more_slots_keeps_its_numbers) {
   // GIVEN a ring in a box, whose first event is not number 0
   constexpr uint32_t kMost = 400'000;

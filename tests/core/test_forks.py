@@ -163,6 +163,7 @@ def work():
         with lock:
             tracer.stats()
             tracer.dump("other.pickle")
+        stop.wait(0.001)  # Python's locks are not fair: the fork would wait for ever
 
 thread = threading.Thread(target=work)
 thread.start()

@@ -102,7 +102,8 @@ SHARED = {
 
 def command_page() -> str:
     """Return docs/reference/command-line.md."""
-    group = click.Context(command_line, info_name="pytracer")
+    # A command keeps the options for help that its first context has.
+    group = click.Context(command_line, info_name="pytracer", **command_line.context_settings)
     commands: dict[str, click.Command] = {}
     for name in command_line.list_commands(group):
         command = command_line.get_command(group, name)

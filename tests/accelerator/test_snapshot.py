@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simulated
 import torch
 from contexts import with_context
 from viewed_pickles import check_opcodes
@@ -19,6 +18,7 @@ from viewers import check_snapshot
 
 import pytracer
 from pytracer import ACTIONS
+from pytracer.rehearsal import simulated
 
 MB = 1 << 20
 

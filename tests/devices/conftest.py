@@ -3,8 +3,9 @@
 import gc
 
 import pytest
-from devices import simulated
 from simulated_memory import CAPACITY, backend
+
+from pytracer.rehearsal import simulated
 
 
 @pytest.fixture(scope="module", autouse=True)

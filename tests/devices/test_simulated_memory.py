@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from devices import backends, simulated
+from devices import backends
 from simulated_memory import CAPACITY, MB, actions, backend, empty, history, pools, statistic
+
+from pytracer.rehearsal import simulated
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from devices import backends, simulated
+from devices import backends
 from processes import HANG_S
 from simulated_memory import MB, backend, empty
+
+from pytracer.rehearsal import simulated
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)
@@ -38,11 +40,12 @@ def test_a_forked_child_gets_an_error():
 
 # Settings of the environment.
 
+IMPORT = "from pytracer.rehearsal import simulated"
 CHILD = """
 import importlib.util, json, os, sys
 import torch
 backend = "npu" if importlib.util.find_spec("torch_npu") else "cuda"
-import simulated
+from pytracer.rehearsal import simulated
 api = getattr(torch, backend)
 values = torch.arange(1000, dtype=torch.float32).to(backend)
 event = api.Event()
@@ -64,7 +67,7 @@ print(json.dumps({
 def run_child(**environment):
     result = subprocess.run(
         [sys.executable, "-c", CHILD],
-        env={**os.environ, "PYTHONPATH": str(Path(simulated.__file__).parent), **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=HANG_S,
@@ -109,14 +112,13 @@ def test_wrong_names_and_devices_are_refused():
 
 
 def test_outside_a_simulation():
-    code = "import simulated; assert not simulated.active(); simulated.devices()"
+    code = f"{IMPORT}; assert not simulated.active(); simulated.devices()"
     environment = {
         k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "LD_PRELOAD")
     }
-    folder = Path(simulated.__file__).parent
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={**environment, "PYTHONPATH": str(folder)},
+        env=environment,
         capture_output=True,
         text=True,
     )
@@ -126,8 +128,8 @@ def test_outside_a_simulation():
 
 @pytest.mark.slow
 def test_the_libraries_are_made_once(tmp_path):
-    script = Path(simulated.__file__).parent / "simulate"
-    command = [script, backend.name, sys.executable, "-c", "import simulated; simulated.devices()"]
+    script = Path(__file__).parent / "simulate"
+    command = [script, backend.name, sys.executable, "-c", f"{IMPORT}; simulated.devices()"]
     environment = {**os.environ, "SIMULATED_BUILD_DIR": str(tmp_path)}
     both = [
         subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

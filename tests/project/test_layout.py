@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 # Three chains, from top to bottom: a folder may import those below it in its chains.
 RECORDING = (
     "commands",
+    "rehearsal",
     "fitting",
     "recommendation",
     "experiments",
@@ -75,6 +76,7 @@ INCLUDES = {
     "reading": ("support",),
     "support": (),
     "hooks": (),
+    "devices": (),
 }
 """The folders of csrc/ that each folder may include; of hooks/ only the C interfaces."""
 

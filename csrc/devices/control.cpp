@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,23 +27,71 @@ std::atomic<uint64_t> counters[kCounters];
 std::atomic<bool> devices_in_use[kMaxDevices];
 std::atomic<bool> forked{false};
 
-long from_environment(const char* name, long default_value) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? std::strtol(value, nullptr, 10) : default_value;
+constexpr int64_t kMiB = 1 << 20;
+constexpr int64_t kMost = int64_t{1} << 20;  // MiB on a device: 1 TiB
+
+struct Number {
+  const char* variable;
+  int64_t Settings::*member;
+  int64_t otherwise, least, most;
+  int64_t unit = 1;
+};
+
+// Those of an A100 are the default. Of two variables for one member, the later one wins if it is set.
+constexpr Number kNumbers[] = {
+    {"SIMULATED_CAPACITY_MB", &Settings::capacity, 16384, 0, kMost, kMiB},
+    {"SIMULATED_CAPACITY_BYTES", &Settings::capacity, -1, 0, kMost * kMiB},
+    {"SIMULATED_OTHERS_MB", &Settings::others, 0, 0, kMost, kMiB},
+    {"SIMULATED_DEVICES", &Settings::devices, 2, 0, kMaxDevices},
+    {"SIMULATED_PENDING_QUERIES", &Settings::pending_queries, 0, 0, 1 << 30},
+    {"SIMULATED_COMPUTE_CAPABILITY", &Settings::capability, 80, 50, 129},
+    {"SIMULATED_MULTIPROCESSORS", &Settings::multiprocessors, 108, 1, 4096},
+    {"SIMULATED_L2_BYTES", &Settings::l2_bytes, 40 * kMiB, 0, 1 << 30},
+    {"SIMULATED_SHARED_MULTIPROCESSOR_BYTES", &Settings::shared_multiprocessor_bytes, 164 << 10,
+     48 << 10, 1 << 30},
+    {"SIMULATED_SHARED_BLOCK_BYTES", &Settings::shared_block_bytes, 163 << 10, 48 << 10, 1 << 30},
+    {"SIMULATED_MULTIPROCESSOR_THREADS", &Settings::multiprocessor_threads, 2048, 1024, 1 << 20},
+    {"SIMULATED_BUSY", &Settings::busy, 0, 0, 1},
+    {"SIMULATED_BACKED", &Settings::backed, 0, 0, 1},
+    {"SIMULATED_VERBOSE", &Settings::verbose, 0, 0, 1},
+};
+constexpr const char* kName = "SIMULATED_NAME";
+
+[[noreturn]] void refuse(const char* variable, const char* value, const char* expected) {
+  std::fprintf(stderr, "simulated: %s=%.80s must be %s\n", variable, value, expected);
+  std::_Exit(2);
+}
+
+const char* set_value(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+void read(const Number& number, Settings* into) {
+  int64_t parsed = number.otherwise;
+  if (const char* value = set_value(number.variable)) {
+    char* end = nullptr;
+    errno = 0;
+    parsed = std::strtoll(value, &end, 10);
+    if (errno != 0 || *end != '\0' || parsed < number.least || parsed > number.most) {
+      const std::string expected = "a whole number from " + std::to_string(number.least) + " to " +
+                                   std::to_string(number.most);
+      refuse(number.variable, value, expected.c_str());
+    }
+  } else if (parsed < 0) {
+    return;
+  }
+  into->*number.member = parsed * number.unit;
 }
 
 Settings read_settings() {
-  Settings read{};
-  read.capacity = static_cast<size_t>(from_environment("SIMULATED_CAPACITY_MB", 16384)) << 20;
-  read.others = static_cast<size_t>(from_environment("SIMULATED_OTHERS_MB", 0)) << 20;
-  read.devices = std::clamp<int>(from_environment("SIMULATED_DEVICES", 2), 0, kMaxDevices);
-  read.pending_queries = from_environment("SIMULATED_PENDING_QUERIES", 0);
-  // With 9.0 torch would prefer cuDNN's attention, which has only stubs.
-  read.capability = from_environment("SIMULATED_COMPUTE_CAPABILITY", 80);
-  read.busy = from_environment("SIMULATED_BUSY", 0) != 0;
-  read.backed = from_environment("SIMULATED_BACKED", 0) != 0;
-  read.verbose = from_environment("SIMULATED_VERBOSE", 0) != 0;
-  return read;
+  Settings all{};
+  for (const Number& each : kNumbers) read(each, &all);
+  if (const char* name = set_value(kName)) {
+    if (std::strlen(name) >= sizeof(all.name)) refuse(kName, name, "shorter");
+    std::strcpy(all.name, name);
+  }
+  return all;
 }
 
 void log_once(const char* name) {
@@ -73,7 +122,7 @@ const Settings& settings() {
 }
 
 std::vector<int> visible_devices(const char* variable) {
-  const int devices = settings().devices;
+  const int devices = static_cast<int>(settings().devices);
   std::vector<int> visible;
   const char* list = std::getenv(variable);
   if (list == nullptr) {
@@ -94,6 +143,10 @@ std::vector<int> visible_devices(const char* variable) {
 
 void count(Counter counter) noexcept {
   counters[static_cast<size_t>(counter)].fetch_add(1, std::memory_order_relaxed);
+}
+
+uint64_t counted(Counter counter) noexcept {
+  return counters[static_cast<size_t>(counter)].load(std::memory_order_relaxed);
 }
 
 void mark_in_use(int device) noexcept {
@@ -124,7 +177,7 @@ long simulated_launch(const char* name) {
   return 0;
 }
 
-int simulated_devices() { return settings().devices; }
+int simulated_devices() { return static_cast<int>(settings().devices); }
 
 void simulated_set_capacity(int device, size_t bytes) {
   for (int each = 0; each < settings().devices; ++each) {

@@ -1,6 +1,6 @@
 // libcudart.so.13, part 2: streams, events, graphs, kernels. Names and signatures are NVIDIA's. A
 // kernel does nothing, so that its results are whatever copies read.
-#include "../queues.h"
+#include "devices/queues.h"
 #include "runtime.h"
 
 using namespace simulated;
@@ -248,9 +248,9 @@ int cudaFuncGetAttributes(FunctionAttributes* attributes, const void*) {
   *attributes = {};
   attributes->max_threads_per_block = kMaxThreadsPerBlock;
   attributes->registers = kRegistersPerThread;
-  attributes->ptx_version = settings().capability;
-  attributes->binary_version = settings().capability;
-  attributes->max_dynamic_shared_bytes = kSharedBytesPerBlockOptin;
+  attributes->ptx_version = static_cast<int>(settings().capability);
+  attributes->binary_version = static_cast<int>(settings().capability);
+  attributes->max_dynamic_shared_bytes = attribute(97);
   return kSuccess;
 }
 

@@ -4,7 +4,7 @@
 // of a driver.
 #include <cstring>
 
-#include "../memory.h"
+#include "devices/memory.h"
 #include "devices.h"
 
 using namespace simulated;

@@ -6,8 +6,8 @@
 // kContextBytes, and the device is larger than its capacity by the latter.
 #include <unistd.h>
 
-#include "../control.h"
-#include "../memory.h"
+#include "devices/control.h"
+#include "devices/memory.h"
 
 using namespace simulated;
 

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../memory.h"
-#include "../queues.h"
+#include "devices/memory.h"
+#include "devices/queues.h"
 #include "npu.h"
 
 using namespace simulated;
@@ -56,7 +56,7 @@ aclError aclFinalize() {
 }
 
 const char* aclGetRecentErrMsg() { return "the simulated CANN has no error message"; }
-const char* aclrtGetSocName() { return "Ascend910B2"; }
+const char* aclrtGetSocName() { return *settings().name ? settings().name : "Ascend910B2"; }
 
 aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
   *version = {};

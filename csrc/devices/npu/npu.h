@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "../control.h"
+#include "devices/control.h"
 
 namespace simulated::npu {
 

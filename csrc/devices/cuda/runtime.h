@@ -1,7 +1,7 @@
 // Common declarations of the files of libcudart.
 #pragma once
 
-#include "../memory.h"
+#include "devices/memory.h"
 #include "devices.h"
 
 namespace simulated::cuda {

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../memory.h"
+#include "devices/memory.h"
 #include "devices.h"
 
 using namespace simulated;
@@ -178,7 +178,7 @@ int nvmlDeviceGetIndex(void* handle, unsigned* index) {
 }
 
 int nvmlDeviceGetName(void*, char* text, unsigned length) {
-  return put(text, length, "Simulated GPU");
+  return put(text, length, device_name());
 }
 
 int nvmlDeviceGetUUID(void* handle, char* text, unsigned length) {

@@ -54,8 +54,8 @@ const Window& window() {
 }
 
 struct Device {
-  size_t capacity = settings().capacity;
-  size_t others = settings().others;
+  size_t capacity = static_cast<size_t>(settings().capacity);
+  size_t others = static_cast<size_t>(settings().others);
   size_t used = 0;
 
   size_t free() const { return capacity > used + others ? capacity - used - others : 0; }

@@ -1,6 +1,6 @@
 """Control and read the simulated devices, in the same way for both backends.
 
-    import simulated
+    from pytracer.rehearsal import simulated
 
     simulated.set_capacity(256 << 20, device=0)
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "../control.h"
+#include "devices/control.h"
 #include "types.h"
 
 using namespace simulated::cuda;

@@ -9,17 +9,24 @@
 
 namespace simulated {
 
-// Settings from the environment, read at the first use; README.md describes them.
+// Settings from the environment; the table in control.cpp has their variables, units and bounds.
 struct Settings {
-  size_t capacity;      // SIMULATED_CAPACITY_MB, in bytes
-  size_t others;        // SIMULATED_OTHERS_MB, in bytes
-  int devices;          // SIMULATED_DEVICES
-  int pending_queries;  // SIMULATED_PENDING_QUERIES, at the start
-  int capability;       // SIMULATED_COMPUTE_CAPABILITY, 80 means 8.0
-  bool busy;            // SIMULATED_BUSY, at the start
-  bool backed;          // SIMULATED_BACKED
-  bool verbose;         // SIMULATED_VERBOSE
+  int64_t capacity;  // bytes
+  int64_t others;    // bytes that another process holds
+  int64_t devices;
+  int64_t pending_queries;  // at the start
+  int64_t capability;       // 80 means 8.0
+  int64_t multiprocessors;
+  int64_t l2_bytes;
+  int64_t shared_multiprocessor_bytes;
+  int64_t shared_block_bytes;  // the most that a kernel may ask for
+  int64_t multiprocessor_threads;
+  int64_t busy;  // at the start
+  int64_t backed;
+  int64_t verbose;
+  char name[96];  // empty: the backend's own
 };
+// Read at the first use. A wrong value ends the process with a message.
 const Settings& settings();
 
 constexpr int kMaxDevices = 64;
@@ -31,6 +38,7 @@ std::vector<int> visible_devices(const char* variable);
 // The counted driver calls; simulated.py's counter() takes the names in control.cpp.
 enum class Counter { malloc, free, create, release, map, unmap, launch, memcpy, memset, stub };
 void count(Counter counter) noexcept;
+uint64_t counted(Counter counter) noexcept;
 
 // A device is in use after the process selected it or allocated on it. A real driver then keeps a
 // context on the device, which takes additional memory.

@@ -1,7 +1,7 @@
 // libascendcl.so, part 2: streams, events, captured graphs.
 #include <acl/acl_mdl.h>
 
-#include "../queues.h"
+#include "devices/queues.h"
 #include "npu.h"
 
 using namespace simulated;

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[2] / "csrc/devices"
 MODEL = "libsimulated_device.so"
 NEXT_TO_CUDA = "libsimulated_next_to_cuda.so"  # `simulate` looks for this name
 MODEL_SOURCES = ["control.cpp", "memory.cpp", "queues.cpp"]
@@ -109,7 +109,7 @@ def fingerprint(packages: list[Path]) -> str:
     """Return a hash of everything that the libraries are made from."""
     digest = hashlib.sha256()
     for source in sorted(HERE.rglob("*")):
-        if source.suffix in (".cpp", ".h") or source.name == Path(__file__).name:
+        if source.suffix in (".cpp", ".h"):
             digest.update(source.read_bytes())
     for library in libraries(*packages):
         digest.update(f"{library.name} {library.stat().st_size}".encode())
@@ -163,7 +163,7 @@ class Maker:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.includes: list[str] = []
+        self.includes: list[str] = ["-I", str(HERE.parent)]
 
     def make(self, torch: Path, npu: Path | None = None) -> None:
         self.link(MODEL, self.compile(MODEL_SOURCES))
@@ -208,7 +208,7 @@ class Maker:
         self.link(soname, objects, *options)
 
     def make_npu(self, torch: Path, npu: Path) -> None:
-        self.includes = ["-I", str(npu / "include/third_party/acl/inc")]
+        self.includes += ["-I", str(npu / "include/third_party/acl/inc")]
         own = libraries(npu)
         wanted: set[str] = set()
         sonames: set[str] = set(NPU_OPENED)

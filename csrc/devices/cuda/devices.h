@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "../control.h"
+#include "devices/control.h"
 #include "types.h"
 
 namespace simulated::cuda {
@@ -36,21 +36,18 @@ inline void write_uuid(int device, unsigned char uuid[kUuidBytes]) {
   uuid[kUuidBytes - 1] = static_cast<unsigned char>(device);
 }
 
-// The properties of every device in the driver and the runtime: those of an A100.
+// The properties of every device in the driver and the runtime that no setting has.
 constexpr int kWarpSize = 32;
 constexpr int kMaxThreadsPerBlock = 1024;
-constexpr int kMultiprocessors = 108;
 constexpr int kRegisters = 65536;
 constexpr int kSharedBytesPerBlock = 48 << 10;
-constexpr int kSharedBytesPerBlockOptin = 163 << 10;
-constexpr int kSharedBytesPerMultiprocessor = 164 << 10;
 constexpr int kRegistersPerThread = 32;
-inline int capability_major() { return settings().capability / 10; }
-inline int capability_minor() { return settings().capability % 10; }
+inline const char* device_name() { return *settings().name ? settings().name : "Simulated GPU"; }
 
 // Returns the value of a cudaDevAttr… or CU_DEVICE_ATTRIBUTE_…, which have the same numbers; 0
 // means "no" for properties that are not simulated (multicast, fabric handles, RDMA).
 inline int attribute(int number) {
+  const Settings& device = settings();
   switch (number) {
     case 1:  // threads in a block, and its first two dimensions
     case 2:
@@ -73,7 +70,7 @@ inline int attribute(int number) {
     case 13:  // kHz
       return 1410000;
     case 16:
-      return kMultiprocessors;
+      return static_cast<int>(device.multiprocessors);
     case 31:  // concurrent kernels
     case 41:  // unified addresses
     case 95:  // cooperative launches
@@ -81,17 +78,17 @@ inline int attribute(int number) {
     case 115:  // memory pools
       return 1;
     case 38:  // L2 cache
-      return 40 << 20;
+      return static_cast<int>(device.l2_bytes);
     case 39:  // threads on a multiprocessor
-      return 2048;
+      return static_cast<int>(device.multiprocessor_threads);
     case 75:
-      return capability_major();
+      return static_cast<int>(device.capability / 10);
     case 76:
-      return capability_minor();
+      return static_cast<int>(device.capability % 10);
     case 81:
-      return kSharedBytesPerMultiprocessor;
+      return static_cast<int>(device.shared_multiprocessor_bytes);
     case 97:
-      return kSharedBytesPerBlockOptin;
+      return static_cast<int>(device.shared_block_bytes);
     case 106:  // blocks on a multiprocessor
       return 32;
     default:

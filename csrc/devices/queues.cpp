@@ -8,8 +8,8 @@
 namespace simulated {
 namespace {
 
-std::atomic<bool> busy{settings().busy};
-std::atomic<int> pending_queries{settings().pending_queries};
+std::atomic<bool> busy{settings().busy != 0};
+std::atomic<int> pending_queries{static_cast<int>(settings().pending_queries)};
 std::atomic<uint64_t> records{0};
 std::atomic<uint64_t> captures{0};
 // The count of Stream::finished for all streams of a device.

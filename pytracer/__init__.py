@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytracer.errors import ConfigError, HookError, PytracerError
     from pytracer.experiments.function_experiment import experiment
     from pytracer.fitting.fit import fit
+    from pytracer.rehearsal.dry_run import dry_run
     from pytracer.settings.change import allocator_settings, expandable_segments
     from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
     from pytracer.tracing.phases import annotate
@@ -33,6 +34,7 @@ __all__ = [
     "allocator_settings",
     "annotate",
     "annotate_modules",
+    "dry_run",
     "expandable_segments",
     "experiment",
     "fit",
@@ -65,6 +67,7 @@ _HOMES = {
     "allocator_settings": "settings.change",
     "annotate": "tracing.phases",
     "annotate_modules": "tracing.training_phases",
+    "dry_run": "rehearsal.dry_run",
     "expandable_segments": "settings.change",
     "experiment": "experiments.function_experiment",
     "fit": "fitting.fit",

@@ -105,9 +105,14 @@ def last_exception(text: str) -> str:
 
 
 def run_to_end(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path | None,
+    timeout_s: float | None = None,
 ) -> tuple[int, float]:
-    """Run a program to its end. It prints into `log` and reads nothing.
+    """Run a program to its end. It reads nothing.
+
+    It prints into `log`; None: to where this process prints.
 
     Processes that the program leaves behind in its process group are killed, because they would
     hold memory of the device. An exception here (Ctrl-C) interrupts the program and gives it
@@ -115,19 +120,24 @@ def run_to_end(
 
     Returns:
         The exit code, as `subprocess` reports it, and how many seconds the program took.
+
+    Raises:
+        TimeoutExpired: It took longer than `timeout_s`, and was interrupted.
     """
-    with open(log, "wb") as file, _children_heed_interrupts():
+    output = contextlib.nullcontext() if log is None else open(log, "wb")  # noqa: SIM115
+    with output as file, _children_heed_interrupts():
         began = time.monotonic()
         process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
-            stderr=subprocess.STDOUT,
+            stderr=None if log is None else subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        _wait(process.pid)
+        if not _wait(process.pid, timeout_s):
+            raise subprocess.TimeoutExpired(list(command), timeout_s or 0)
         took_s = time.monotonic() - began
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
@@ -159,15 +169,18 @@ def _children_heed_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _wait(pid: int, timeout_s: float | None = None) -> None:
-    """Wait until a child has ended, at most for `timeout_s`.
+def _wait(pid: int, timeout_s: float | None = None) -> bool:
+    """Wait until a child has ended, at most for `timeout_s`; return whether it has.
 
     The child is not reaped, so that no other process gets its process id.
     """
     options = os.WEXITED | os.WNOWAIT | (0 if timeout_s is None else os.WNOHANG)
     end = time.monotonic() + (timeout_s or 0)
-    while os.waitid(os.P_PID, pid, options) is None and time.monotonic() < end:
+    while os.waitid(os.P_PID, pid, options) is None:
+        if time.monotonic() >= end:
+            return False
         time.sleep(_POLL_S)
+    return True
 
 
 def _kill(pid: int) -> None:

@@ -23,6 +23,10 @@ def watch() -> None:
             from pytracer.activation import import_hook
 
             import_hook.watch()
+            if "PYTRACER_DRY_RUN" in os.environ:
+                from pytracer.rehearsal import in_program
+
+                in_program.prepare()
         except Exception:  # `autoload` logs it, in processes that import torch
             pass
 

@@ -40,6 +40,9 @@ enum class Counter { malloc, free, create, release, map, unmap, launch, memcpy, 
 void count(Counter counter) noexcept;
 uint64_t counted(Counter counter) noexcept;
 
+// Tells simulated.py's on_read() of a copy from a device whose values are unknown.
+void note_read(size_t bytes);
+
 // A device is in use after the process selected it or allocated on it. A real driver then keeps a
 // context on the device, which takes additional memory.
 void mark_in_use(int device) noexcept;
@@ -68,4 +71,6 @@ void simulated_set_busy(int busy);
 void simulated_set_pending_queries(int queries);
 // UINT64_MAX if no counter has this name.
 uint64_t simulated_counter(const char* name);
+// Is called with the size of each copy from a device whose values are unknown; null: nothing is.
+void simulated_set_on_read(void (*function)(size_t bytes));
 }

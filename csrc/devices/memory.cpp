@@ -285,7 +285,7 @@ bool is_device_address(const void* address) noexcept {
   return number(address) - window().start < window().bytes;
 }
 
-void copy(void* destination, const void* source, size_t bytes) noexcept {
+void copy(void* destination, const void* source, size_t bytes) {
   count(Counter::memcpy);
   const bool to_device = is_device_address(destination);
   const bool from_device = is_device_address(source);
@@ -293,6 +293,7 @@ void copy(void* destination, const void* source, size_t bytes) noexcept {
     std::memmove(destination, source, bytes);
   } else if (!to_device) {
     std::memset(destination, 0, bytes);
+    note_read(bytes);
   }
 }
 

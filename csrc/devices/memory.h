@@ -55,7 +55,7 @@ bool find_block(const void* address, Block* found);
 bool is_device_address(const void* address) noexcept;
 
 // Copies between host and devices, in any direction. Device memory without backing reads as 0.
-void copy(void* destination, const void* source, size_t bytes) noexcept;
+void copy(void* destination, const void* source, size_t bytes);
 void fill(void* destination, int value, size_t bytes) noexcept;
 
 // Host memory that a driver allocated or registered ("pinned").

@@ -15,7 +15,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
@@ -24,6 +24,7 @@ _WATCHED = ("torch", "torch_npu", "verl.utils.profiler.profile")
 """Modules after whose import tracing may start. torch_npu imports torch and is imported by it, or
 comes later and changes what "auto" means. verl's module reports steps."""
 
+_followers: "dict[str, Callable[[ModuleType], object]]" = {}
 _importing: set[str] = set()
 _imported: set[str] = set()
 
@@ -32,6 +33,12 @@ def watch() -> None:
     """Have `begin()` called when torch or another watched module is imported; idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def after_import(name: str, function: "Callable[[ModuleType], object]") -> None:
+    """Have a function called with a module when it was imported, before anything uses it."""
+    watch()
+    _followers[name] = function
 
 
 def autoload() -> None:
@@ -78,7 +85,7 @@ class _Finder:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        if name not in _WATCHED or name in self._searching:
+        if name not in (*_WATCHED, *_followers) or name in self._searching:
             return None
         self._searching.add(name)  # another finder may ask all finders too
         try:
@@ -114,6 +121,8 @@ def _note_import(loader: "Loader", name: str) -> None:
         try:
             execute(module)
             _imported.add(name)
+            if name in _followers:
+                _followers[name](module)
         finally:  # torch may be imported although torch_npu failed
             _importing.discard(name)
             begin()

@@ -12,6 +12,7 @@ from pytracer.tracing import options
 from pytracer.tracing.snapshot_files import FIRST_PROCESS
 
 PREFIX = "PYTRACER_"
+_OWN = (FIRST_PROCESS, "PYTRACER_DRY_RUN")  # for the processes that pytracer itself starts
 REPORTED = "PYTRACER_REPORTED"  # tells the children of a process that the variables were reported
 
 
@@ -42,7 +43,7 @@ def report_unknown() -> None:
     """Report misspelt variables, and those that need another variable."""
     if REPORTED in os.environ:
         return
-    known = {*map(options.variable, options.OPTIONS), *options.OTHER_VARIABLES, FIRST_PROCESS}
+    known = {*map(options.variable, options.OPTIONS), *options.OTHER_VARIABLES, *_OWN}
     ends = [name.removeprefix(PREFIX) for name in known]
     for name in [*os.environ]:
         if name.startswith(PREFIX) and name not in known:

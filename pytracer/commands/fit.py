@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
+from pytracer.commands import dry_run_options
 from pytracer.commands import shared_options as shared
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import signals_interrupt
@@ -14,27 +16,22 @@ from pytracer.fitting import fit
 from pytracer.fitting.results import DOES_NOT_FIT, UNKNOWN
 from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target
-from pytracer.text import parsed_size, printable
+from pytracer.rehearsal.models import model_of
+from pytracer.text import printable
 
 
 @click.command("fit")
-@click.argument("paths", metavar="FILE[@NAME=SIZE,...]...", nargs=-1, required=True)
+@click.argument(
+    "paths", metavar="FILE[@NAME=SIZE,...]... | -- PROGRAM ARGUMENTS...", nargs=-1, required=True
+)
 @click.option(
     "--at",
     metavar="NAME=SIZE,...",
-    required=True,
     callback=shared.parsed_by(parsed_target),
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
     "32, batch=8..32..8 every eighth; the last is the target.",
 )
-@click.option(
-    "--device-memory",
-    "device_memory_bytes",
-    metavar="SIZE",
-    callback=shared.parsed_by(parsed_size),
-    help="The memory of the device of the next run, such as 80GiB.  [default: that of the recorded "
-    "device]",
-)
+@shared.device_memory_option("recorded device, or of the device of --on")
 @shared.settings_option()
 @click.option(
     "--scale",
@@ -46,23 +43,39 @@ from pytracer.text import parsed_size, printable
     "those of `pytracer show --by category`.",
 )
 @shared.simulated_device_option
+@click.option(
+    "--on",
+    "devices",
+    metavar="DEVICE,...",
+    callback=shared.parsed_by(lambda text: [model_of(name) and name for name in text.split(",")]),
+    help="Run the program on these simulated devices instead, such as h100,a100-40: `pytracer run "
+    "--help` lists them. {batch} in its arguments is the batch of --at or --largest. The options "
+    "below are for these runs.",
+)
+@click.option("--largest", metavar="NAME", help="Find the largest size that fits, by several runs.")
+@dry_run_options.dry_run_options
 @shared.plot_option("the peaks over the range of one size")
 @json_options
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     paths: tuple[str, ...],
-    at: dict[str, Sequence[int]],
+    at: dict[str, Sequence[int]] | None,
     device_memory_bytes: int | None,
     settings: tuple[str, ...],
     scale: dict[str, float],
     device: int | None,
     plot_path: Path | None,
     json_output: JsonOutput,
+    devices: list[str] | None,
+    largest: str | None,
+    **options: Any,
 ) -> None:
     """Will the next run fit?
 
     \b
+    pytracer fit --on a100-40 --largest batch -- train.py --batch {batch}
     PYTRACER_METADATA=batch=2 pytracer run -o 2.pickle train.py --batch 2
     PYTRACER_METADATA=batch=4 pytracer run -o 4.pickle train.py --batch 4
     pytracer fit 2.pickle 4.pickle --at batch=16 --device-memory 80GiB
@@ -75,6 +88,17 @@ def command(
     The exit code is 0 if the run fits or the memory of the device is unknown, 4 if it does not fit,
     and 3 if the bounds do not decide. It is 1 if a recording cannot be read.
     """
+    for_dry_run = dry_run_options.given(options)
+    if devices is not None:
+        from pytracer.commands.fit_on import fit_on  # not needed for recordings
+
+        if device_memory_bytes is not None:
+            for_dry_run["device_memory_bytes"] = device_memory_bytes
+        context.exit(fit_on(devices, paths, at or {}, largest, json_output, **for_dry_run))
+    if for_dry_run or largest is not None:
+        raise click.UsageError("runs of the program need --on DEVICE; without it, give recordings")
+    if at is None:
+        raise click.UsageError("--at is missing: the sizes to predict, such as batch=16")
     console = Console(stderr=True, highlight=False)
     with signals_interrupt(), console.status("Reading the recordings") as status:
         found = fit(

@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
+from pytracer.commands import dry_run_options
+from pytracer.commands.shared_options import device_memory_option
 from pytracer.errors import ConfigError
+from pytracer.rehearsal.models import MODELS
 from pytracer.tracing.option_forms import parse_bool
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import OPTIONS, PATCH_TORCH, SWITCH, switched_off, variable
@@ -59,25 +62,45 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as in `python -m`."
 )
+@click.option(
+    "--dry-run",
+    metavar="DEVICE",
+    type=click.Choice([*MODELS]),
+    help="Run the program on a simulated device, which nobody has to own, and say whether it fits. "
+    f"DEVICE is one of {', '.join(MODELS)}. The options below are for dry runs.",
+)
+@device_memory_option("device")
+@dry_run_options.dry_run_options
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     patch_torch: bool,
     is_module: bool,
+    dry_run: str | None,
     program: str,
     arguments: tuple[str, ...],
-    **options: str | None,
+    **options: Any,
 ) -> None:
     """How do I record a program without changing it?
 
     \b
     pytracer run --output snapshot.pickle train.py --epochs 3
     pytracer run --steps 10,20 -m torch.distributed.run --nproc-per-node 8 train.py
+    pytracer run --dry-run h100 --world-size 64 train.py
 
     Runs a Python program under the tracer, as PYTRACER=1 does. An option that is not given is read
     from its environment variable, which is PYTRACER_ and the option's name in capitals, such as
     PYTRACER_STACK_DEPTH.
+
+    With --dry-run, the exit code is 0 if the program fits and 4 if it does not.
     """
+    for_dry_run = dry_run_options.given(options)
+    if for_dry_run and dry_run is None:
+        flag = f"--{min(for_dry_run).removesuffix('_bytes').removesuffix('_s').replace('_', '-')}"
+        raise click.UsageError(f"{flag} needs --dry-run DEVICE")
     texts = {name: text for name, text in options.items() if text is not None}
     try:  # each option is valid, but two may contradict each other
         Options.checked({name: OPTIONS[name].parse(text) for name, text in texts.items()})
@@ -91,6 +114,9 @@ def command(
             "would not be traced: install torch-pytracer, or use pytracer.Tracer in the program"
         ) from None
     variables = {variable(name): text for name, text in texts.items()}
+    if dry_run is not None:
+        given = [*(["-m"] if is_module else []), program, *arguments]
+        context.exit(_dry_run(given, device=dry_run, variables=variables, **for_dry_run))
     variables[SWITCH] = "0" if switched_off() else "1"
     if switched_off():
         click.echo(f"pytracer: {SWITCH}=0 is set: nothing is recorded", err=True)
@@ -98,3 +124,14 @@ def command(
         variables[PATCH_TORCH] = "1"
     command = [sys.executable, *(["-m"] if is_module else []), program, *arguments]
     os.execvpe(command[0], command, {**os.environ, **variables})
+
+
+def _dry_run(command: list[str], **options: Any) -> int:
+    """Run a program on a simulated device, print the answer, and return the exit code."""
+    from pytracer.commands.show_answer import echo_answer  # not needed to record
+    from pytracer.rehearsal.dry_run import dry_run
+
+    click.echo(dry_run_options.WARNING, err=True)
+    found = dry_run(command, is_quiet=False, **options)
+    echo_answer(found.answer)
+    return 0 if found.fits else dry_run_options.DOES_NOT_FIT

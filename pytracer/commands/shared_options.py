@@ -126,3 +126,15 @@ memory_option = click.option(
     "files wait. A file that alone needs more is read by itself.  "
     "[default: a quarter of the free memory]",
 )
+
+
+def device_memory_option(default: str) -> Callable[[Command], Command]:
+    """Give a command `--device-memory`; `default` says whose memory is the default."""
+    return click.option(
+        "--device-memory",
+        "device_memory_bytes",
+        metavar="SIZE",
+        callback=parsed_by(parsed_size),
+        help="The memory of the device of the next run, such as 80GiB.  "
+        f"[default: that of the {default}]",
+    )

@@ -11,7 +11,9 @@ CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 __all__ = [
@@ -20,11 +22,16 @@ __all__ = [
     "context_bytes",
     "counter",
     "devices",
+    "on_read",
     "set_busy",
     "set_capacity",
     "set_pending_queries",
     "used_bytes",
 ]
+
+
+_ON_READ = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
+_kept: list[object] = []  # what the library calls
 
 
 @cache
@@ -41,6 +48,7 @@ def _library() -> ctypes.CDLL | None:
     library.simulated_set_pending_queries.argtypes = [ctypes.c_int]
     library.simulated_counter.argtypes = [ctypes.c_char_p]
     library.simulated_counter.restype = ctypes.c_uint64
+    library.simulated_set_on_read.argtypes = [_ON_READ]
     return library
 
 
@@ -108,3 +116,13 @@ def counter(name: str) -> int:
     if value == 2**64 - 1:
         raise ValueError(f"no counter {name!r}")
     return value
+
+
+def on_read(function: Callable[[int], None]) -> None:
+    """Have a function called with the bytes of each copy from a device whose values are unknown.
+
+    It is called in the thread that copies, below the frame that asked for the values.
+    """
+    _kept[:] = [_ON_READ(function)]
+    atexit.register(_model().simulated_set_on_read, _ON_READ())  # no Python in what is later
+    _model().simulated_set_on_read(_kept[0])

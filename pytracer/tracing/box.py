@@ -10,7 +10,6 @@ its workers, or the process that is started in place of a killed one.
 
 import atexit
 import json
-import multiprocessing.util
 import os
 import threading
 import time
@@ -75,8 +74,6 @@ def enter(user: Any, output: Path) -> None:
                 "box is elsewhere",
             )
         restoring.remove_surplus(folder)
-        if multiprocessing.parent_process() is not None:
-            multiprocessing.util.Finalize(None, _remove_unused, exitpriority=-100)
         return
     warn_once(
         "if this process is killed, nothing of what it recorded is left: " + "; ".join(reasons),
@@ -136,18 +133,15 @@ def _warn_if_lost() -> None:
 def _remove_unknown() -> None:
     """Remove the box once no tracer is left that has entered it."""
     if not _known:
-        _remove_unused()
+        remove_unused()
 
 
-def _remove_unused() -> None:
-    """Remove the box if no tracer has anything to write any more."""
+def remove_unused() -> None:
+    """Remove the box if no tracer has anything to write any more. After the last files."""
     global _path
     if _path is not None and not _users and not _is_kept:
         path, _path = _path, None
         places.remove(path)
-
-
-atexit.register(_remove_unused)  # early, so that it runs after the tracers' last files
 
 
 _AT_START_S = 60.0  # beside the job

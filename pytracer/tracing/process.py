@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from pytracer import _core
 from pytracer.backends import running_torch
 from pytracer.log import print_line, report_once, warn_once
+from pytracer.tracing import box
 
 recording: set[Any] = set()  # tracers
 waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers that are started, without a device
@@ -56,10 +57,10 @@ def prepare_process() -> None:
             _core.enable_stacks()
         else:
             warn_once(f"recording without stacks: {problem}")
-        atexit.register(_at_exit)
+        atexit.register(finish)
     if multiprocessing.parent_process() is not None:
         # A child of multiprocessing may end without `atexit`, but not without this.
-        multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
+        multiprocessing.util.Finalize(None, finish, exitpriority=0)
 
 
 def watch_threads() -> None:
@@ -91,13 +92,19 @@ def end_forked_child(request: SystemExit | None = None) -> NoReturn:
         with contextlib.suppress(Exception):
             print_line(str(code))
         code = 1
+    end(code or 0)
+
+
+def end(code: int) -> NoReturn:
+    """End this process at once: what it printed is written, and no function for its exit runs."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit((code or 0) & 0xFF)
+    os._exit(code & 0xFF)
 
 
-def _at_exit() -> None:
+def finish() -> None:
+    """Write what the tracers of this process write at its end. Their box is not needed then."""
     try:
         for tracer in list(recording):
             try:
@@ -106,6 +113,7 @@ def _at_exit() -> None:
                 report_once(f"no snapshot was written at the end: {failure!r}")
             except KeyboardInterrupt:
                 report_once("the last snapshot or its on_snapshot was interrupted")
+        box.remove_unused()
     finally:
         # The interpreter frees thread states soon, so no stack may be walked from here on.
         _core.prepare_for_exit()

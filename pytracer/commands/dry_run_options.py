@@ -1,0 +1,80 @@
+"""The options of dry runs, which `pytracer run --dry-run` and `pytracer fit --on` have."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from pytracer.commands import shared_options as shared
+from pytracer.text import parsed_size
+
+DOES_NOT_FIT = 4  # an exit code, as of `pytracer fit`
+
+WARNING = (
+    "pytracer: a dry run executes the program itself. Kernels do nothing, checkpoints are not "
+    "written, and loggers are offline; everything else that the program does is real"
+)
+
+_NAMES = {
+    "device_memory_bytes",
+    "context_memory_bytes",
+    "world_size",
+    "rank",
+    "together",
+    "stop_after_steps",
+    "time_limit_s",
+    "allow_writes",
+}
+
+
+def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of dry runs, as `dry_run` takes them; None: not given."""
+    size = shared.parsed_by(parsed_size)
+    positive = click.IntRange(min=1)
+    options = (
+        click.option(
+            "--context-memory",
+            "context_memory_bytes",
+            metavar="SIZE",
+            callback=size,
+            help="What a process takes of the device outside of torch's allocator.  "
+            "[default: 600MiB]",
+        ),
+        click.option("--world-size", type=positive, help="The number of ranks; one of them runs."),
+        click.option(
+            "--rank", type=click.IntRange(min=0), help="The rank that runs.  [default: 0]"
+        ),
+        click.option(
+            "--together",
+            is_flag=True,
+            default=None,
+            help="Run all ranks, for programs that send objects to each other, as in pipelines.",
+        ),
+        click.option(
+            "--stop-after-steps",
+            type=click.IntRange(min=0),
+            help="Stop after so many steps of an optimizer; 0: run to the end.  [default: 3]",
+        ),
+        click.option(
+            "--time-limit",
+            "time_limit_s",
+            type=click.FloatRange(min=1),
+            metavar="SECONDS",
+            help="Stop a program that does not end, and name its line.  [default: 600]",
+        ),
+        click.option(
+            "--allow-writes",
+            is_flag=True,
+            default=None,
+            help="Write checkpoints, which are zeros.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of dry runs that are given out of a command's options."""
+    found = {name: options.pop(name) for name in _NAMES & options.keys()}
+    return {name: value for name, value in found.items() if value is not None}

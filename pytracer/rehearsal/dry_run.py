@@ -1,0 +1,175 @@
+"""`pytracer.dry_run`: run a program on a device that is not there, and say what memory it needs."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pytracer.child_process import last_exception, run_to_end
+from pytracer.errors import ConfigError, PytracerError
+from pytracer.experiments.run_files import read_run
+from pytracer.rehearsal import libraries
+from pytracer.rehearsal.models import Model, model_of
+from pytracer.rehearsal.plan import Plan, read_reports
+from pytracer.rehearsal.results import DryRun, result_of
+from pytracer.text import printable
+from pytracer.tracing.options import SWITCH, variable
+
+CONTEXT_BYTES = 600 << 20
+"""What a process takes of a device outside of torch's allocator, as is assumed: the context and the
+code of kernels. It is between 0.3 and 1.5 GiB."""
+
+RANKS_OF_A_HOST = 8
+_OFFLINE = {
+    **{"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "offline"},
+    **{"HF_HUB_OFFLINE": "1", "CLEARML_OFFLINE_MODE": "1", "MLFLOW_TRACKING_URI": ""},
+}
+"""Variables that keep loggers and hubs from sending anything, unless they are set already."""
+
+_PATIENCE_S = 30.0  # after the limit, for a process that does not end itself
+
+
+def dry_run(
+    command: Sequence[str],
+    *,
+    device: str = "h100",
+    world_size: int = 1,
+    rank: int = 0,
+    together: bool = False,
+    device_memory_bytes: int | None = None,
+    context_memory_bytes: int = CONTEXT_BYTES,
+    stop_after_steps: int = 3,
+    allow_writes: bool = False,
+    time_limit_s: float = 600.0,
+    output: str | os.PathLike[str] | None = None,
+    is_quiet: bool = True,
+    variables: Mapping[str, str] | None = None,
+) -> DryRun:
+    """Run a program on a simulated device, by torch's own allocator: does it fit?
+
+    It needs a CUDA build of torch (or torch_npu), and no device. Kernels do nothing, and device
+    memory takes no host memory. Checkpoints are not written, and loggers are offline.
+
+    Args:
+        command: A script and its arguments, `["-m", MODULE, ...]`, or another program.
+        device: The model of the device, as in "h100"; `pytracer run --help` lists them.
+        world_size: The number of ranks. One of them runs, and its collectives do nothing.
+        rank: The rank that runs.
+        together: Whether all ranks run, as programs need that send objects to each other.
+        device_memory_bytes: The memory of the device; None: that of the model.
+        context_memory_bytes: What is taken of it outside of torch's allocator.
+        stop_after_steps: The number of steps of an optimizer after which the program is stopped;
+            0: it runs to its end.
+        allow_writes: Whether checkpoints are written.
+        time_limit_s: When a program that does not end is stopped.
+        output: A new folder for the recordings.  None: one in outputs/dry_run.
+        is_quiet: Whether what the program prints goes to log.txt in that folder.
+        variables: Environment variables of the program, in addition to those of this process.
+
+    Raises:
+        ConfigError: An argument is wrong, or this torch cannot be used.
+        PytracerError: The program failed for another reason than memory, or used no device.
+    """
+    model = model_of(device)
+    _check(command, world_size, rank, model, device_memory_bytes, context_memory_bytes)
+    started = f"{datetime.now():%Y%m%d_%H%M%S_%f}"
+    folder = Path("outputs", "dry_run", started) if output is None else Path(output)
+    with tempfile.TemporaryDirectory(prefix="pytracer_") as reports:
+        plan = Plan(device, reports, stop_after_steps, together, allow_writes, time_limit_s)
+        environment = {
+            **_OFFLINE,
+            **os.environ,
+            **(variables or {}),
+            **libraries.environment(model.backend),
+            **model.variables(),
+            **plan.variable(),
+            SWITCH: "1",
+            variable("output"): os.path.abspath(folder),
+            variable("device"): model.backend,
+            "SIMULATED_OTHERS_MB": str(-(-context_memory_bytes >> 20) or 0),
+            "SIMULATED_DEVICES": str(min(world_size, RANKS_OF_A_HOST)),
+        }
+        if device_memory_bytes is not None:
+            environment["SIMULATED_CAPACITY_BYTES"] = str(device_memory_bytes)
+        if world_size > 1 and not together:
+            environment |= _rank_variables(rank, world_size)
+        _keep_caches_apart(environment)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = folder / "log.txt" if is_quiet else None
+            whole = _whole_command(command, world_size if together else 1)
+            code, took_s = run_to_end(whole, environment, log, time_limit_s + _PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise PytracerError(
+                f"the program did not end within {time_limit_s:.0f} s, nor when it was told to"
+            ) from None
+        except OSError as error:
+            text = printable(shlex.join(command))
+            raise PytracerError(f"cannot run {text}: {error.strerror}") from error
+        found = read_reports(Path(reports))
+    files = read_run(folder)
+    is_oom = code != 0 and bool(files.numbers.get("ooms"))
+    if code != 0 and not is_oom:
+        reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
+        raise PytracerError(f"the program failed, and not for want of memory: {reason}")
+    if not found or not files.numbers:
+        raise PytracerError("the program used no device: nothing can be said about its memory")
+    total_bytes = device_memory_bytes or model.memory_bytes
+    return result_of(
+        command, plan, files, found, is_oom, total_bytes, context_memory_bytes, took_s, folder
+    )
+
+
+def _check(
+    command: Sequence[str],
+    world_size: int,
+    rank: int,
+    model: Model,
+    device_memory_bytes: int | None,
+    context_memory_bytes: int,
+) -> None:
+    if isinstance(command, str) or not command:
+        raise ConfigError(f'command={command!r}: give a list, as in ["train.py", "--batch", "8"]')
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank}: there are {world_size} ranks, from 0 to {world_size - 1}")
+    total_bytes = model.memory_bytes if device_memory_bytes is None else device_memory_bytes
+    if not 0 <= context_memory_bytes < total_bytes:
+        raise ConfigError(
+            f"context_memory_bytes={context_memory_bytes}: the device has {total_bytes} bytes"
+        )
+
+
+def _rank_variables(rank: int, world_size: int) -> dict[str, str]:
+    host_ranks = min(world_size, RANKS_OF_A_HOST)
+    values = {
+        **{"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % host_ranks},
+        **{"LOCAL_WORLD_SIZE": host_ranks, "GROUP_RANK": rank // host_ranks},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500},
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _whole_command(command: Sequence[str], processes: int) -> list[str]:
+    """Return the command of a new process, or of one for each rank."""
+    is_python = command[0] == "-m" or command[0].endswith(".py")
+    if processes > 1:
+        if not is_python:
+            raise ConfigError(f"together: {command[0]} is no Python script, and no `-m MODULE`")
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        return [sys.executable, *launcher, *command]
+    if not is_python and shutil.which(command[0]) is None:
+        raise ConfigError(f"cannot run {command[0]}: give a script, `-m MODULE` or a program")
+    return [*([sys.executable] if is_python else []), *command]
+
+
+def _keep_caches_apart(environment: dict[str, str]) -> None:
+    """Keep kernels apart that were compiled and timed here: no real device should run them."""
+    cache = os.path.join(tempfile.gettempdir(), f"pytracer_dry_run_{os.getuid()}")
+    os.makedirs(cache, mode=0o700, exist_ok=True)
+    environment.setdefault("TRITON_CACHE_DIR", os.path.join(cache, "triton"))
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(cache, "inductor"))

@@ -1,0 +1,101 @@
+"""What a dry run does within the program: it stops it, and reports what it was.
+
+`prepare` is called at the start of each interpreter of a dry run, before torch is imported.
+"""
+
+import atexit
+import contextlib
+import multiprocessing.util
+import os
+import sys
+import threading
+from types import ModuleType
+from typing import Any, NoReturn
+
+from pytracer.activation import import_hook
+from pytracer.rehearsal import plan as plans
+from pytracer.rehearsal import stand_ins, values
+
+LIBRARIES = ("transformers", "accelerate", "peft", "trl", "lightning", "torchtitan", "diffusers")
+
+_report = plans.Report()
+
+
+def prepare() -> None:
+    """Prepare this process for its dry run, if it is in one."""
+    plan = plans.Plan.of_environment()
+    if plan is None:
+        return
+    import_hook.after_import("torch", lambda torch: _begin(torch, plan))
+    stand_ins.prepare(plan, _report)
+
+
+def _begin(torch: ModuleType, plan: plans.Plan) -> None:
+    """Watch the program from the end of torch's import on."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    values.watch(_report)
+    stand_ins.replace_in_torch(torch, plan, _report)
+
+    def write() -> None:
+        _write(plan)
+
+    def count(*_: Any) -> None:
+        _report.steps += 1
+        if _report.steps == plan.stop_after_steps:
+            _stop(plan, "steps")
+
+    register_optimizer_step_post_hook(count)
+    atexit.register(write)
+    # Children of multiprocessing end without `atexit`.
+    multiprocessing.util.register_after_fork(_report, lambda _: _follow(write))
+    _follow(write)
+    timer = threading.Timer(plan.time_limit_s, lambda: _stop(plan, "time"))
+    timer.daemon = True
+    timer.start()
+
+
+def _follow(write: Any) -> None:
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, write, exitpriority=1)
+
+
+def _write(plan: plans.Plan) -> None:
+    """Write the report of a process that used a device."""
+    torch = sys.modules["torch"]
+    backend = "npu" if "torch_npu" in sys.modules else "cuda"
+    if not getattr(torch, backend).is_initialized():
+        return
+    _report.rank = int(os.environ.get("RANK") or 0)
+    _report.world_size = int(os.environ.get("WORLD_SIZE") or 1)
+    _report.versions = _versions(torch)
+    with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
+        stand_ins.note_unknown(torch, _report)
+    with contextlib.suppress(OSError):
+        _report.write(plan.folder)
+
+
+def _versions(torch: ModuleType) -> dict[str, str]:
+    found = {"torch": torch.__version__}
+    names = [name for name in LIBRARIES if name in sys.modules]
+    return found | {name: str(getattr(sys.modules[name], "__version__", "?")) for name in names}
+
+
+def _stop(plan: plans.Plan, why: str) -> NoReturn:
+    """End this process: its snapshot is written, and no code of the program runs any more.
+
+    What a program does at its end is left out: it would save and upload what it has not computed.
+    """
+    from pytracer.tracing import process
+
+    _report.stopped = why
+    if why == "time":
+        _report.place = values.place_of(sys._current_frames().get(_main_thread()))
+    with contextlib.suppress(Exception):
+        process.finish()
+    _write(plan)
+    process.end(0)
+
+
+def _main_thread() -> int:
+    return threading.main_thread().ident or 0

@@ -1,0 +1,165 @@
+"""The largest size with which a program fits on a device, by dry runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pytracer.analysis.answer import Answer, Line
+from pytracer.errors import ConfigError
+from pytracer.rehearsal.dry_run import dry_run
+from pytracer.rehearsal.results import DryRun
+from pytracer.text import BriefRepr, number, size
+
+MOST = 2**20  # the largest size that is tried
+
+
+@dataclass(frozen=True, repr=False)
+class Largest(BriefRepr):
+    """The largest value of a variable with which a program fits.
+
+    Attributes:
+        variable: The name, as in "batch".
+        value: The value; 0: not even 1 fits.
+        without_flushes: The largest of the values tried with which the allocator never gave back
+            its cache to find memory, which is slow.
+        runs: The dry runs, by value.
+        answer: The answer in lines.
+    """
+
+    variable: str
+    value: int
+    without_flushes: int
+    runs: dict[int, DryRun]
+    answer: Answer
+
+    @property
+    def run(self) -> DryRun:
+        """The run with the largest value that fits, or else with 1."""
+        return self.runs[self.value or 1]
+
+    @property
+    def fits(self) -> bool:
+        """Whether any value fits."""
+        return self.value > 0
+
+    def __str__(self) -> str:
+        """Return the answer as a terminal of 80 columns shows it."""
+        return str(self.answer)
+
+
+def filled_in(command: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
+    """Return a command with the sizes in the place of their names: "{batch}".
+
+    Raises:
+        ConfigError: A name does not occur.
+    """
+    found = [*command]
+    for name, value in sizes.items():
+        place = f"{{{name}}}"
+        if not any(place in part for part in command):
+            raise ConfigError(f"the command has no {place}: write it where the {name} stands")
+        found = [part.replace(place, str(value)) for part in found]
+    return found
+
+
+def largest(
+    command: Sequence[str],
+    variable: str,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    on_run: Callable[[Mapping[str, int], DryRun], object] = lambda *_: None,
+    **options: Any,
+) -> Largest:
+    """Find the largest value with which a program fits: doubled, and then halved between two.
+
+    Args:
+        command: As `dry_run` takes it, with "{batch}" in the place of the variable "batch".
+        variable: The variable.
+        sizes: The values of other variables.
+        on_run: Is called with the variable's values and their dry runs.
+        options: As `dry_run` takes them.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        PytracerError: A program failed for another reason than memory.
+    """
+    runs: dict[int, DryRun] = {}
+    folder = Path(options.pop("output", None) or f"outputs/dry_run/{datetime.now():%Y%m%d_%H%M%S}")
+
+    def fits(value: int) -> bool:
+        filled = filled_in(command, {**(sizes or {}), variable: value})
+        output = folder / f"{options.get('device', 'h100')}_{variable}_{value}"
+        runs[value] = dry_run(filled, output=output, **options)
+        on_run({variable: value}, runs[value])
+        return runs[value].fits
+
+    low, high = 0, 1
+    while high <= MOST and fits(high):
+        low, high = high, _next(runs, high)
+    while high - low > 1 and high <= MOST:
+        middle = _between(runs, low, high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    calm = [value for value, run in runs.items() if run.fits and not run.flushes]
+    found = Largest(variable, low, max(calm, default=0), runs, runs[low or 1].answer)
+    return replace(found, answer=_answer(found))
+
+
+def _next(runs: Mapping[int, DryRun], value: int) -> int:
+    """Return what to try after a value that fits: as much as seems to fit, within bounds.
+
+    Small sizes may seem to need nothing: their peaks are those of the optimizer's states.
+    """
+    guess = _guess(runs) or 0
+    return min(max(2 * value, guess), 8 * value)
+
+
+def _between(runs: Mapping[int, DryRun], low: int, high: int) -> int:
+    """Return what to try between a value that fits and one that does not."""
+    guess = _guess(runs)
+    if guess is not None and low < guess < high:
+        return guess
+    return (low + high) // 2 if guess is None or high - low > 4 else low + 1
+
+
+def _guess(runs: Mapping[int, DryRun]) -> int | None:
+    """Return the value that would fill the device, if peaks grow evenly; None: unknown."""
+    fitting = sorted(value for value, run in runs.items() if run.fits)[-2:]
+    if len(fitting) < 2:
+        return None
+    less, more = fitting
+    peaks = [runs[value].peak_allocated_bytes for value in fitting]
+    each = (peaks[1] - peaks[0]) / (more - less)
+    room = runs[more].device_bytes - runs[more].context_bytes - peaks[1]
+    return min(more + int(room / each), MOST) if each > 0 else None
+
+
+def _answer(found: Largest) -> Answer:
+    last = found.runs.get(found.value)
+    above = found.runs.get(found.value + 1)
+    if last is None:
+        answer = found.runs[1].answer
+        return replace(answer, verdict=f"DOES NOT FIT: not even {found.variable}=1")
+    least = "at least " if last.is_least else ""
+    limit = f"up to {found.variable}={found.value:,}"
+    lines = []
+    if above is None:
+        limit = f"with {found.variable}={found.value:,}, the largest that was tried"
+    else:
+        asked = next((line for line in above.answer.lines if line.role == "asked"), None)
+        text = "" if asked is None else f": {asked.amount} at {asked.text} finds no memory"
+        lines.append(Line("largest", f"{found.variable}={found.value + 1:,} does not fit{text}"))
+    if found.without_flushes < found.value:
+        calm = f"{found.variable}={found.without_flushes:,}"
+        lines.append(Line("largest", f"{calm} of those tried, without giving back the cache"))
+    lines.append(
+        Line(
+            "peak",
+            f"{least}{size(last.peak_allocated_bytes)} allocated, "
+            f"{size(last.peak_reserved_bytes)} reserved with {found.variable}={found.value:,}",
+        )
+    )
+    lines.append(Line("check", f"by {number(len(found.runs), 'dry run')}"))
+    lines += [line for line in last.answer.lines if line.role != "why"]
+    return replace(last.answer, verdict=f"FITS  {limit}", lines=lines)

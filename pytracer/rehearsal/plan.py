@@ -1,0 +1,102 @@
+"""What a dry run's processes have to know, in an environment variable, and what each reports."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "PYTRACER_DRY_RUN"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the processes of a dry run do.
+
+    Attributes:
+        device: The model of the device, as in "h100".
+        folder: Where each process writes its `Report`.
+        stop_after_steps: The number of steps of an optimizer after which a process ends; 0: none.
+        is_together: Whether the process runs beside the others of its group, so that objects of the
+            host can be exchanged.
+        allow_writes: Whether checkpoints are written.
+        time_limit_s: When a process ends, and says where it was.
+    """
+
+    device: str
+    folder: str
+    stop_after_steps: int
+    is_together: bool
+    allow_writes: bool
+    time_limit_s: float
+
+    @staticmethod
+    def of_environment() -> "Plan | None":
+        """Return the plan of this process; None: it is in no dry run."""
+        text = os.environ.get(VARIABLE)
+        return None if not text else Plan(**json.loads(text))
+
+    def variable(self) -> dict[str, str]:
+        """Return the variable that a process of the dry run needs."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+@dataclass
+class Value:
+    """A line of the program that reads values of the device, where they are always 0.
+
+    Attributes:
+        place: The line, as in "train.py:31".
+        source: Its code.
+        count: How often it read values.
+        decides: Whether a branch, a loop or a size hangs on them.
+    """
+
+    place: str
+    source: str
+    count: int = 0
+    decides: bool = False
+
+
+@dataclass
+class Report:
+    """What a process of a dry run says of itself at its end.
+
+    Attributes:
+        rank: Its rank; 0 without one.
+        world_size: The number of ranks.
+        steps: How many steps an optimizer made.
+        stopped: Why the process ended early: "steps", "time"; "": it did not.
+        place: Where it was when its time was over, as in "train.py:31 while True:".
+        versions: The versions of torch and of libraries that decide what is allocated.
+        values: The lines that read values.
+        unsaved: How many checkpoints were not written.
+        unknown: What takes memory of a real device, and none here, as parts of a sentence.
+        warnings: Further sentences.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    steps: int = 0
+    stopped: str = ""
+    place: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    unsaved: int = 0
+    unknown: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def write(self, folder: str) -> None:
+        """Write the report of this process."""
+        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(asdict(self)))
+
+
+def read_reports(folder: Path) -> list[Report]:
+    """Return the reports of all processes, by rank. They are our own, in a folder of our own."""
+    found = [_report(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    return sorted(found, key=lambda report: report.rank)
+
+
+def _report(content: dict[str, Any]) -> Report:
+    values = [Value(**value) for value in content.pop("values")]
+    return Report(**content, values=values)

@@ -1,0 +1,165 @@
+"""The result of a dry run, and its answer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytracer.analysis.answer import Answer, Line
+from pytracer.analysis.answer_of_files import answer_of_files, answered_file
+from pytracer.analysis.explanation import explain
+from pytracer.experiments.run_files import RunFiles
+from pytracer.reading.reader import load
+from pytracer.rehearsal.models import MODELS
+from pytracer.rehearsal.plan import Plan, Report, Value
+from pytracer.simulator.trials import try_settings
+from pytracer.text import BriefRepr, number, size
+
+_VALUES = 3  # the most lines that an answer names
+
+
+@dataclass(frozen=True, repr=False)
+class DryRun(BriefRepr):
+    """What a program needs on a device, by a run on a simulated one.
+
+    Attributes:
+        fits: Whether the program found memory for every request.
+        device: The model of the device.
+        world_size: The number of ranks.
+        peak_allocated_bytes, peak_reserved_bytes: The highest usage of any rank that ran.
+        device_bytes: The memory of the device.
+        context_bytes: What of it was assumed to be taken outside of torch's allocator.
+        flushes: How often the allocator gave back its cache to find memory, which is slow.
+        is_least: Whether a real run may need more: see `unknown` and `values`.
+        unknown: What takes memory of a real device, and was not simulated.
+        values: The lines that read values of the device, those that decide something first.
+        steps: How many steps of an optimizer were made.
+        seconds: How long the run took.
+        paths: The recordings, which `pytracer show` reads.
+        answer: The answer in lines.
+    """
+
+    fits: bool
+    device: str
+    world_size: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    context_bytes: int
+    flushes: int
+    is_least: bool
+    unknown: list[str]
+    values: list[Value]
+    steps: int
+    seconds: float
+    paths: list[str]
+    answer: Answer
+
+    def __str__(self) -> str:
+        """Return the answer as a terminal of 80 columns shows it."""
+        return str(self.answer)
+
+
+def result_of(
+    command: Sequence[str],
+    plan: Plan,
+    files: RunFiles,
+    reports: Sequence[Report],
+    is_oom: bool,
+    device_bytes: int,
+    context_bytes: int,
+    seconds: float,
+    folder: Path,
+) -> DryRun:
+    """Return what a dry run found, from its recordings and what its processes said."""
+    unknown = list(dict.fromkeys(text for report in reports for text in report.unknown))
+    values = {value.place: value for report in reports for value in report.values}
+    found = DryRun(
+        fits=not is_oom,
+        device=plan.device,
+        world_size=max(report.world_size for report in reports),
+        peak_allocated_bytes=files.numbers["peak_allocated_bytes"],
+        peak_reserved_bytes=files.numbers["peak_reserved_bytes"],
+        device_bytes=device_bytes,
+        context_bytes=context_bytes,
+        flushes=files.numbers.get("retries", 0),
+        is_least=bool(unknown) or any(value.decides for value in values.values()),
+        unknown=unknown,
+        values=sorted(values.values(), key=lambda value: not value.decides),
+        steps=max(report.steps for report in reports),
+        seconds=seconds,
+        paths=[str(path) for path in files.paths],
+        answer=_answer_of_files(files),
+    )
+    return replace(found, answer=_answer(found, reports, files, plan))
+
+
+def _answer_of_files(files: RunFiles) -> Answer:
+    snapshots = [load(path) for path in files.paths]
+    tried = try_settings if len(snapshots) == 1 else None
+    return answer_of_files([answered_file(each, explain(each, None, tried)) for each in snapshots])
+
+
+def _answer(found: DryRun, reports: Sequence[Report], files: RunFiles, plan: Plan) -> Answer:
+    of_files, lines = found.answer, []
+    where = found.device
+    if found.world_size > 1:
+        where += f", {number(found.world_size, 'rank')}"
+    if found.fits:
+        least = "at least" if found.is_least else "peak"
+        reserved = found.peak_reserved_bytes
+        verdict = (
+            f"FITS  {least} {size(found.peak_allocated_bytes)} of {size(found.device_bytes)}, "
+            f"reserved {size(reserved)} ({100 * reserved / found.device_bytes:.0f} %)"
+        )
+        lines = [line for line in of_files.lines if line.role in _OF_A_FIT]
+    else:
+        verdict = of_files.verdict
+        where = f"{where}, {of_files.where}"
+        lines = [line for line in of_files.lines if line.role not in ("do", "more")]
+    last = [line for line in of_files.lines if line.role in ("do", "more")]
+    lines = [*_ended(found, reports), *lines, *_values(found), *_notes(found, reports, files)]
+    return Answer(of_files.kind, verdict, where, [*lines, *last])
+
+
+_OF_A_FIT = ("held", "lines", "lost")
+
+
+def _ended(found: DryRun, reports: Sequence[Report]) -> Iterator[Line]:
+    late = next((report for report in reports if report.stopped == "time"), None)
+    if late is not None:
+        yield Line("ended", f"by the time limit, at {late.place}; it may wait for a value")
+    elif any(report.stopped for report in reports):
+        steps = number(found.steps, "step")
+        yield Line("ended", f"after {steps} of the optimizer; what would follow did not run")
+    if found.fits and found.flushes:
+        times = number(found.flushes, "time")
+        yield Line("why", f"the allocator gave back its cache {times} to find memory: slow")
+
+
+def _values(found: DryRun) -> Iterator[Line]:
+    deciding = [value for value in found.values if value.decides]
+    if deciding:
+        yield Line("values", "these lines decide by what the device computes, which is 0 here:")
+    for value in deciding[:_VALUES]:
+        yield Line("values", f"{value.place} {value.source}")
+    if len(deciding) > _VALUES:
+        yield Line("values", f"and {number(len(deciding) - _VALUES, 'more line')}")
+
+
+def _notes(found: DryRun, reports: Sequence[Report], files: RunFiles) -> Iterator[Line]:
+    if found.unknown:
+        yield Line("note", f"not known without the device: {'; '.join(found.unknown)}")
+    versions = ", ".join(f"{name} {text}" for name, text in reports[0].versions.items())
+    capability = MODELS[found.device].capability
+    if capability:
+        versions += f", compute capability {capability / 10}"
+    settings = ", ".join(sorted(files.settings - {""})) or "default settings of the allocator"
+    yield Line("note", f"{versions}, {settings}")
+    yield Line(
+        "note",
+        f"assumed: {size(found.context_bytes)} outside of torch's allocator (--context-memory)",
+    )
+    if unsaved := sum(report.unsaved for report in reports):
+        yield Line("note", f"{number(unsaved, 'checkpoint')} not written (--allow-writes)")
+    for text in dict.fromkeys(text for report in reports for text in report.warnings):
+        yield Line("note", text)

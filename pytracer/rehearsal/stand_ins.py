@@ -1,0 +1,215 @@
+"""What stands in for the parts of torch and of libraries that no simulated device can do."""
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from pytracer.activation.import_hook import after_import
+from pytracer.rehearsal import simulated
+from pytracer.rehearsal.plan import Plan, Report
+
+_LARGE = 1 << 16  # elements of a host tensor whose random values would take time and memory
+_RANDOM = ("normal_", "uniform_", "random_", "exponential_", "bernoulli_")
+_INITIALISERS = ("trunc_normal_", "orthogonal_", "_no_grad_trunc_normal_")
+
+
+def prepare(plan: Plan, report: Report) -> None:
+    """Have each part replaced once its module is imported."""
+    after_import("torch.distributed.distributed_c10d", lambda c10d: _replace_groups(c10d, plan))
+    if not plan.is_together:
+        after_import("torch.nn.parallel.distributed", _replace_ddp)
+    after_import("transformers.generation.utils", _end_at_greatest_length)
+    if not plan.allow_writes:
+        for name in ("safetensors.torch", "torch.distributed.checkpoint.state_dict_saver"):
+            after_import(name, lambda module: _leave_out_saves(module, report))
+
+
+def replace_in_torch(torch: ModuleType, plan: Plan, report: Report) -> None:
+    """Replace what torch itself has, at the end of its import."""
+    # cuDNN's attention has no plans here. Flash attention keeps the same tensors.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    _skip_random_values(torch)
+    record_stream = torch.Tensor.record_stream
+
+    def noting(tensor: Any, stream: Any) -> None:
+        _note(report, "when memory is free again that another stream uses")
+        record_stream(tensor, stream)
+
+    torch.Tensor.record_stream = noting
+    if not plan.allow_writes:
+        _leave_out_saves(torch, report)
+
+
+def note_unknown(torch: ModuleType, report: Report) -> None:
+    """Note in a report what takes memory of a real device, and none here."""
+    if simulated.counter("unknown_workspaces"):
+        _note(report, "workspaces of cuDNN's convolutions and recurrent networks")
+    if report.world_size > 1:
+        _note(report, "buffers of collective communication")
+    properties = torch.cuda.get_device_properties(0) if torch.cuda.is_initialized() else None
+    built = torch.cuda.get_arch_list() if properties is not None else []
+    if properties is not None and not _has_kernels(built, properties.major, properties.minor):
+        report.warnings.append(
+            f"This torch has no kernels for compute capability {properties.major}."
+            f"{properties.minor}: on a real {properties.name}, the program does not run."
+        )
+
+
+def _note(report: Report, text: str) -> None:
+    if text not in report.unknown:
+        report.unknown.append(text)
+
+
+def _has_kernels(built: list[str], major: int, minor: int) -> bool:
+    versions = [divmod(int(text.strip("acf").rpartition("_")[2]), 10) for text in built]
+    return any(each[0] == major and each[1] <= minor for each in versions)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _skip_random_values(torch: ModuleType) -> None:
+    """Leave large host tensors without random values: weights are copied to the device unread."""
+
+    def skipping(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def skip(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            is_large = tensor.device.type == "cpu" and tensor.numel() > _LARGE
+            if is_large and tensor.dtype.is_floating_point and type(tensor) in plain:
+                return tensor
+            return method(tensor, *arguments, **options)
+
+        return skip
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    for owner, names in ((torch.Tensor, _RANDOM), (torch.nn.init, _INITIALISERS)):
+        for name in names:
+            if hasattr(owner, name):
+                setattr(owner, name, skipping(getattr(owner, name)))
+
+
+def _end_at_greatest_length(module: ModuleType) -> None:
+    """Have `generate()` of transformers end at its greatest length: no token ends it earlier."""
+    from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+    call, state = MaxLengthCriteria.__call__, {"is_over": False}
+
+    def at_length(self: Any, input_ids: Any, scores: Any, **options: Any) -> Any:
+        state["is_over"] = input_ids.shape[1] >= self.max_length
+        return call(self, input_ids, scores, **options)
+
+    MaxLengthCriteria.__call__ = at_length
+    module.GenerationMixin._has_unfinished_sequences = lambda *_, **__: (
+        not state.pop("is_over", False)
+    )
+
+
+# --- several ranks --------------------------------------------------------------------------------
+
+
+def _replace_groups(c10d: Any, plan: Plan) -> None:
+    """Have all collectives done by torch's fake process group, whatever backend is asked for."""
+    init, new_group = c10d.init_process_group, c10d.new_group
+
+    @wraps(init)
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
+        rank = rank if rank >= 0 else int(os.environ.get("RANK") or 0)
+        if plan.is_together:
+            init(
+                "cpu:gloo,cuda:fake,npu:fake",
+                init_method="env://",
+                rank=rank,
+                world_size=world_size,
+            )
+        else:
+            init("fake", rank=rank, world_size=world_size, store=FakeStore())
+
+    @wraps(new_group)
+    def group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        options.pop("device_id", None)
+        return new_group(ranks, timeout, None, *rest, **options)
+
+    c10d.init_process_group, c10d.new_group = init_process_group, group
+    if plan.is_together:
+        import torch
+
+        for name in ("send_object_list", "recv_object_list", "broadcast_object_list"):
+            setattr(c10d, name, _on_host(getattr(c10d, name), torch.device("cpu")))
+        return
+
+    def own(objects: list[Any] | None, thing: Any) -> None:
+        if objects is not None:
+            objects[:] = [thing] * len(objects)
+
+    c10d.all_gather_object = lambda objects, thing, group=None: own(objects, thing)
+    c10d.gather_object = lambda thing, objects=None, *_, **__: own(objects, thing)
+    c10d.broadcast_object_list = lambda *_, **__: None
+
+
+def _on_host(function: Callable[..., Any], host: Any) -> Callable[..., Any]:
+    return wraps(function)(lambda *given, **options: function(*given, **options | {"device": host}))
+
+
+def _replace_ddp(module: ModuleType) -> None:
+    """Give each bucket back unchanged: the fake group's work has no value, which DDP needs."""
+    ddp = module.DistributedDataParallel
+    init, register = ddp.__init__, ddp.register_comm_hook
+
+    def unchanged(_: Any, bucket: Any) -> Any:
+        from torch.futures import Future
+
+        future: Any = Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    @wraps(init)
+    def with_hook(self: Any, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        register(self, None, unchanged)
+
+    ddp.__init__ = with_hook
+    ddp.register_comm_hook = lambda *_: None  # the program's would wait for values
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _leave_out_saves(module: ModuleType, report: Report) -> None:
+    """Have checkpoints not written: they would be zeros, in place of those of real runs."""
+
+    def not_saving(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def save(*arguments: Any, **options: Any) -> Any:
+            target = next(
+                (
+                    each
+                    for each in (*arguments[1:], *options.values())
+                    if isinstance(each, str | os.PathLike)
+                ),
+                None,
+            )
+            if target is None:  # into memory
+                return function(*arguments, **options)
+            report.unsaved += 1
+            return None
+
+        return save
+
+    for name in ("save", "save_file", "save_model"):
+        if hasattr(module, name):
+            setattr(module, name, not_saving(getattr(module, name)))

@@ -184,6 +184,13 @@ long simulated_launch(const void* stub) {
   return 0;
 }
 
+long simulated_create(void** object) {
+  static char the_object[512];
+  count(Counter::stub);
+  *object = the_object;
+  return 0;
+}
+
 int simulated_devices() { return static_cast<int>(settings().devices); }
 
 void simulated_set_capacity(int device, size_t bytes) {

@@ -59,6 +59,8 @@ extern "C" {
 long simulated_stub(const void* stub);
 // The body of stubs for work on the device.
 long simulated_launch(const void* stub);
+// The body of stubs whose first argument says where the address of a new object goes.
+long simulated_create(void** object);
 
 // The functions of simulated.py. Device -1 stands for all devices.
 int simulated_devices();

@@ -47,8 +47,8 @@ def folder(backend: str) -> Path:
     major = _cuda_version() // 1000
     if major not in stubs.SONAMES:
         raise ConfigError(
-            f"the simulated devices are for CUDA {' and '.join(map(str, stubs.SONAMES))}, and torch "
-            f"{_version('torch')} is a build for CUDA {major}: install another build of torch"
+            f"the simulated devices are for CUDA {' and '.join(map(str, stubs.SONAMES))}, and "
+            f"torch {_version('torch')} is a build for CUDA {major}: install another build of it"
         )
     return _own(f"cuda{major}")
 
@@ -60,7 +60,7 @@ def environment(backend: str) -> dict[str, str]:
     LD_LIBRARY_PATH. Programs that open a driver by its name find it there.
     """
     folders = [folder(backend)]
-    changes = {}
+    changes: dict[str, str] = {}
     if backend == "npu":
         # torch_npu looks for CANN's Python packages and operators here; there are none.
         home = folders[0] / "home"

@@ -17,51 +17,20 @@ from pathlib import Path
 
 # The functions that torch and triton use of libraries whose other functions must be missing:
 # programs look for a function there to learn the abilities of a driver.
-CHOSEN = [
-    "cuCtxGetSharedMemConfig",
-    "cuCtxPushCurrent_v2",
-    "cuCtxSetLimit",
-    "cuCtxSynchronize",
-    "cuFuncSetAttribute",
-    "cuFuncSetCacheConfig",
-    "cuLaunchCooperativeKernel",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuLinkAddData_v2",
-    "cuLinkComplete",
-    "cuLinkCreate_v2",
-    "cuMemsetD32Async",
-    "cuModuleUnload",
-    "cuMulticastAddDevice",
-    "cuMulticastBindMem",
-    "cuMulticastCreate",
-    "cuMulticastUnbind",
-    "cuStreamSynchronize",
-    "cuStreamWriteValue32",
-    "cuStreamWriteValue32_v2",
-    "cuTensorMapEncodeIm2col",
-    "cuTensorMapEncodeTiled",
-    "cuptiActivityDisable",
-    "cuptiActivityEnable",
-    "cuptiActivityEnableCudaEventDeviceTimestamps",
-    "cuptiActivityEnableDriverApi",
-    "cuptiActivityEnableRuntimeApi",
-    "cuptiActivityFlushAll",
-    "cuptiActivityGetNextRecord",
-    "cuptiActivityGetNumDroppedRecords",
-    "cuptiActivityPopExternalCorrelationId",
-    "cuptiActivityPushExternalCorrelationId",
-    "cuptiActivityRegisterCallbacks",
-    "cuptiActivityRegisterTimestampCallback",
-    "cuptiActivitySetAttribute",
-    "cuptiEnableCallback",
-    "cuptiEnableDomain",
-    "cuptiFinalize",
-    "cuptiGetResultString",
-    "cuptiGetVersion",
-    "cuptiSubscribe",
-    "cuptiUnsubscribe",
-]
+CHOSEN = """
+cuCtxGetSharedMemConfig cuCtxPushCurrent_v2 cuCtxSetLimit cuCtxSynchronize cuFuncSetAttribute
+cuFuncSetCacheConfig cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLinkAddData_v2
+cuLinkComplete cuLinkCreate_v2 cuMemsetD32Async cuModuleUnload cuMulticastAddDevice
+cuMulticastBindMem cuMulticastCreate cuMulticastUnbind cuStreamSynchronize cuStreamWriteValue32
+cuStreamWriteValue32_v2 cuTensorMapEncodeIm2col cuTensorMapEncodeTiled cuptiActivityDisable
+cuptiActivityEnable cuptiActivityEnableCudaEventDeviceTimestamps cuptiActivityEnableDriverApi
+cuptiActivityEnableRuntimeApi cuptiActivityFlushAll cuptiActivityGetNextRecord
+cuptiActivityGetNumDroppedRecords cuptiActivityPopExternalCorrelationId
+cuptiActivityPushExternalCorrelationId cuptiActivityRegisterCallbacks
+cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute cuptiEnableCallback
+cuptiEnableDomain cuptiFinalize cuptiGetResultString cuptiGetVersion cuptiSubscribe
+cuptiUnsubscribe
+"""
 
 _BOTH = "cuda.1 nvidia-ml.1 cudnn.9 cudnn_adv.9 cudnn_cnn.9 cudnn_graph.9 cudnn_ops.9 cufile.0"
 _BOTH += " curand.10 cusparse.12 cusparseLt.0 nccl.2 nvshmem_host.3"
@@ -83,30 +52,35 @@ LAUNCHES = re.compile(
 )
 """Stubs for work on the device, which count as a launch."""
 
-# A stub passes its address, for its name. A function that is written elsewhere replaces its stub.
-MACROS = """
+CREATES = re.compile(r"(?:cudnn|cusparse|cusolver[A-Z][a-z])Create\w*")
+"""Stubs that give the caller an object."""
+
+# A stub passes its address, for its name, or its first argument: where the object's address goes.
+# A function that is written elsewhere replaces its stub.
+MACROS = r"""
 #if defined(__x86_64__)
-#define PASS "lea 1b(%rip), %rdi\\n jmp "
+#define PASS "lea 1b(%rip), %rdi\n"
+#define JUMP(to) "jmp simulated_" #to "@PLT"
 #elif defined(__aarch64__)
-#define PASS "adr x0, 1b\\n b "
+#define PASS "adr x0, 1b\n"
+#define JUMP(to) "b simulated_" #to
 #endif
-#define BODY(kind) \\
-  asm(".macro " #kind " name\\n.weak \\\\name\\n.type \\\\name, %function\\n\\\\name:\\n1: " PASS \\
-      "simulated_" #kind SUFFIX "\\n.endm")
-#ifdef __x86_64__
-#define SUFFIX "@PLT"
-#else
-#define SUFFIX ""
-#endif
-BODY(stub);
-BODY(launch);
+#define STUB(to, pass)                                                                          \
+  asm(".macro " #to " name\n.weak \\name\n.type \\name, %function\n\\name:\n1:\n" pass JUMP(to) \
+      "\n.endm")
+STUB(stub, PASS);
+STUB(launch, PASS);
+STUB(create, "");
 """
 
 
 def source(names: Iterable[str]) -> str:
     """Return C++ with a stub for each name."""
-    lines = [("launch " if LAUNCHES.fullmatch(name) else "stub ") + name for name in sorted(names)]
-    return f'{MACROS}asm(R"(.text\n' + "\n".join(lines) + '\n)");\n'
+    lines = []
+    for name in sorted(names):
+        is_launch, creates = LAUNCHES.fullmatch(name), CREATES.fullmatch(name)
+        lines.append(f"{'launch' if is_launch else 'create' if creates else 'stub'} {name}\n")
+    return f'{MACROS}asm(R"(.text\n{"".join(lines)})");\n'
 
 
 def name_library(linker: str, library: Path, target: Path, version: str = "") -> None:
@@ -125,7 +99,7 @@ def name_library(linker: str, library: Path, target: Path, version: str = "") ->
 def main(task: str, first: str, *rest: str) -> None:
     """Write the source of all stubs, or make the libraries that have the names."""
     if task == "source":
-        names = {*Path(first).read_text().split(), *CHOSEN}
+        names = {*Path(first).read_text().split(), *CHOSEN.split()}
         Path(rest[0]).write_text(source(names))
         return
     library, folder = map(Path, rest)

@@ -1,5 +1,6 @@
 #include "control.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -19,8 +20,9 @@ namespace simulated {
 namespace {
 
 // The names of Counter, in its order.
-constexpr const char* kCounterNames[] = {"malloc", "free",   "create", "release", "map",
-                                         "unmap",  "launch", "memcpy", "memset",  "stub"};
+constexpr const char* kCounterNames[] = {
+    "malloc", "free",   "create", "release", "map",  "unmap",
+    "launch", "memcpy", "memset", "stub",    "unknown_workspaces"};
 constexpr size_t kCounters = sizeof(kCounterNames) / sizeof(*kCounterNames);
 
 std::atomic<uint64_t> counters[kCounters];
@@ -45,6 +47,7 @@ constexpr Number kNumbers[] = {
     {"SIMULATED_OTHERS_MB", &Settings::others, 0, 0, kMost, kMiB},
     {"SIMULATED_DEVICES", &Settings::devices, 2, 0, kMaxDevices},
     {"SIMULATED_PENDING_QUERIES", &Settings::pending_queries, 0, 0, 1 << 30},
+    {"SIMULATED_CUDA_VERSION", &Settings::cuda_version, 13000, 12000, 13999},
     {"SIMULATED_COMPUTE_CAPABILITY", &Settings::capability, 80, 50, 129},
     {"SIMULATED_MULTIPROCESSORS", &Settings::multiprocessors, 108, 1, 4096},
     {"SIMULATED_L2_BYTES", &Settings::l2_bytes, 40 * kMiB, 0, 1 << 30},
@@ -95,11 +98,15 @@ Settings read_settings() {
   return all;
 }
 
-void log_once(const char* name) {
+void log_once(const void* stub) {
+  Dl_info found{};
+  if (dladdr(stub, &found) == 0 || found.dli_sname == nullptr) return;
   static auto* mutex = new std::mutex;
   static auto* logged = new std::set<std::string>;
   std::lock_guard<std::mutex> lock(*mutex);
-  if (logged->insert(name).second) std::fprintf(stderr, "simulated: %s\n", name);
+  if (logged->insert(found.dli_sname).second) {
+    std::fprintf(stderr, "simulated: %s\n", found.dli_sname);
+  }
 }
 
 void remember_fork() {
@@ -170,15 +177,22 @@ bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed);
 
 using namespace simulated;
 
-long simulated_stub(const char* name) {
+long simulated_stub(const void* stub) {
   count(Counter::stub);
-  if (settings().verbose) log_once(name);
+  if (settings().verbose) log_once(stub);
   return 0;
 }
 
-long simulated_launch(const char* name) {
+long simulated_launch(const void* stub) {
   count(Counter::launch);
-  if (settings().verbose) log_once(name);
+  if (settings().verbose) log_once(stub);
+  return 0;
+}
+
+long simulated_create(void** object) {
+  static char the_object[512];
+  count(Counter::stub);
+  *object = the_object;
   return 0;
 }
 

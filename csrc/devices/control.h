@@ -15,6 +15,7 @@ struct Settings {
   int64_t others;    // bytes that another process holds
   int64_t devices;
   int64_t pending_queries;  // at the start
+  int64_t cuda_version;     // 13000 means 13.0
   int64_t capability;       // 80 means 8.0
   int64_t multiprocessors;
   int64_t l2_bytes;
@@ -35,8 +36,9 @@ constexpr int kMaxDevices = 64;
 // this process, in its order; a driver numbers visible devices from 0.
 std::vector<int> visible_devices(const char* variable);
 
-// The counted driver calls; simulated.py's counter() takes the names in control.cpp.
-enum class Counter { malloc, free, create, release, map, unmap, launch, memcpy, memset, stub };
+// The counted driver calls; simulated.py's counter() takes the names in control.cpp. The last one
+// counts workspaces of unknown size, for which a program got none.
+enum class Counter { malloc, free, create, release, map, unmap, launch, memcpy, memset, stub, unknown_workspaces };
 void count(Counter counter) noexcept;
 uint64_t counted(Counter counter) noexcept;
 
@@ -55,11 +57,13 @@ bool in_forked_child() noexcept;
 }  // namespace simulated
 
 extern "C" {
-// The body of the generated stubs: it counts the call, logs each name once with SIMULATED_VERBOSE,
-// and reports success.
-long simulated_stub(const char* name);
+// The body of the generated stubs, which pass their address: it counts the call, logs each name once
+// with SIMULATED_VERBOSE, and reports success.
+long simulated_stub(const void* stub);
 // The body of stubs for work on the device.
-long simulated_launch(const char* name);
+long simulated_launch(const void* stub);
+// The body of stubs whose first argument says where the address of a new object goes.
+long simulated_create(void** object);
 
 // The functions of simulated.py. Device -1 stands for all devices.
 int simulated_devices();

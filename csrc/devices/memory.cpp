@@ -8,7 +8,9 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "addresses.h"
 #include "control.h"
@@ -126,6 +128,52 @@ typename Map::iterator entry_around(Map& map, uintptr_t address, Size size_of) {
   if (after == map.begin()) return map.end();
   const auto entry = std::prev(after);
   return address < entry->first + size_of(entry->second) ? entry : map.end();
+}
+
+// What was last copied to the devices in small pieces. It can be read back until the next launch,
+// which could overwrite it: programs exchange shapes, counts and seeds in this way.
+struct Known {
+  static constexpr size_t kMostBytes = 64 << 10;
+  static constexpr size_t kMostPieces = 4096;
+
+  std::mutex mutex;
+  std::map<uintptr_t, std::string> pieces;  // they do not overlap
+  uint64_t launches = 0;
+
+  bool recall(uintptr_t start, size_t bytes, std::string* content) {
+    forget_after_launch();
+    const auto piece = entry_around(pieces, start, [](const std::string& each) {
+      return each.size();
+    });
+    if (piece == pieces.end() || start + bytes > piece->first + piece->second.size()) return false;
+    content->assign(piece->second, start - piece->first, bytes);
+    return true;
+  }
+
+  void forget(uintptr_t start, size_t bytes) {
+    forget_after_launch();
+    auto piece = pieces.upper_bound(start);
+    if (piece != pieces.begin() && std::prev(piece)->first + std::prev(piece)->second.size() > start)
+      --piece;
+    while (piece != pieces.end() && piece->first < start + bytes) piece = pieces.erase(piece);
+  }
+
+  void remember(uintptr_t start, std::string content) {
+    if (pieces.size() >= kMostPieces) pieces.clear();
+    if (!content.empty()) pieces[start] = std::move(content);
+  }
+
+ private:
+  void forget_after_launch() {
+    const uint64_t now = counted(Counter::launch);
+    if (now != launches) pieces.clear();
+    launches = now;
+  }
+};
+
+Known& known() {
+  static auto* only = new Known;
+  return *only;
 }
 
 }  // namespace
@@ -291,7 +339,24 @@ void copy(void* destination, const void* source, size_t bytes) {
   const bool from_device = is_device_address(source);
   if (settings().backed || (!to_device && !from_device)) {
     std::memmove(destination, source, bytes);
-  } else if (!to_device) {
+    return;
+  }
+  std::string content;
+  bool is_known = bytes <= Known::kMostBytes;
+  {
+    Known& all = known();
+    Lock lock(all.mutex);
+    if (is_known && from_device) is_known = all.recall(number(source), bytes, &content);
+    if (is_known && !from_device) content.assign(static_cast<const char*>(source), bytes);
+    if (to_device) {
+      all.forget(number(destination), bytes);
+      if (is_known) all.remember(number(destination), std::move(content));
+      return;
+    }
+  }
+  if (is_known) {
+    std::memcpy(destination, content.data(), bytes);
+  } else {
     std::memset(destination, 0, bytes);
     note_read(bytes);
   }
@@ -299,7 +364,16 @@ void copy(void* destination, const void* source, size_t bytes) {
 
 void fill(void* destination, int value, size_t bytes) noexcept {
   count(Counter::memset);
-  if (settings().backed || !is_device_address(destination)) std::memset(destination, value, bytes);
+  if (settings().backed || !is_device_address(destination)) {
+    std::memset(destination, value, bytes);
+    return;
+  }
+  Known& all = known();
+  Lock lock(all.mutex);
+  all.forget(number(destination), bytes);
+  if (bytes <= Known::kMostBytes) {
+    all.remember(number(destination), std::string(bytes, static_cast<char>(value)));
+  }
 }
 
 void register_host(const void* address, size_t bytes) {
@@ -319,7 +393,14 @@ bool is_registered_host(const void* address) {
          all.host.end();
 }
 
-void lock_memory() { model().mutex.lock(); }
-void unlock_memory() { model().mutex.unlock(); }
+void lock_memory() {
+  model().mutex.lock();
+  known().mutex.lock();
+}
+
+void unlock_memory() {
+  known().mutex.unlock();
+  model().mutex.unlock();
+}
 
 }  // namespace simulated

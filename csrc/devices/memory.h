@@ -54,7 +54,8 @@ bool find_block(const void* address, Block* found);
 // Whether the window contains the address. Takes no lock.
 bool is_device_address(const void* address) noexcept;
 
-// Copies between host and devices, in any direction. Device memory without backing reads as 0.
+// Copies between host and devices, in any direction. Device memory without backing reads as 0, or
+// as the small piece that was last copied there if no work was launched since.
 void copy(void* destination, const void* source, size_t bytes);
 void fill(void* destination, int value, size_t bytes) noexcept;
 

@@ -4,30 +4,15 @@
 
     simulated.set_capacity(256 << 20, device=0)
 
-This module can always be imported. Outside `tests/devices/simulate`, active() returns False and all
-other functions raise. Devices have the numbers of the machine, independently of
-CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES.
+This module can always be imported. Without simulated devices, active() returns False and all other
+functions raise. Devices have the numbers of the machine, independently of CUDA_VISIBLE_DEVICES and
+ASCEND_RT_VISIBLE_DEVICES.
 """
-
-from __future__ import annotations
 
 import atexit
 import ctypes
 from collections.abc import Callable
 from functools import cache
-
-__all__ = [
-    "active",
-    "capacity",
-    "context_bytes",
-    "counter",
-    "devices",
-    "on_read",
-    "set_busy",
-    "set_capacity",
-    "set_pending_queries",
-    "used_bytes",
-]
 
 
 _ON_READ = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
@@ -44,9 +29,6 @@ def _library() -> ctypes.CDLL | None:
     for name in ("capacity", "used_bytes", "context_bytes"):
         getattr(library, f"simulated_{name}").argtypes = [ctypes.c_int]
         getattr(library, f"simulated_{name}").restype = ctypes.c_size_t
-    library.simulated_set_busy.argtypes = [ctypes.c_int]
-    library.simulated_set_pending_queries.argtypes = [ctypes.c_int]
-    library.simulated_counter.argtypes = [ctypes.c_char_p]
     library.simulated_counter.restype = ctypes.c_uint64
     library.simulated_set_on_read.argtypes = [_ON_READ]
     return library
@@ -73,7 +55,8 @@ def active() -> bool:
 
 
 def devices() -> int:
-    return _model().simulated_devices()
+    """Return the number of devices, visible or not."""
+    return int(_model().simulated_devices())
 
 
 def set_capacity(size_bytes: int, device: int | None = None) -> None:
@@ -82,17 +65,18 @@ def set_capacity(size_bytes: int, device: int | None = None) -> None:
 
 
 def capacity(device: int = 0) -> int:
-    return _model().simulated_capacity(_checked(device))
+    """Return the memory of a device in bytes."""
+    return int(_model().simulated_capacity(_checked(device)))
 
 
 def used_bytes(device: int = 0) -> int:
     """Return the bytes that the process uses on a device, which memory_reserved() should equal."""
-    return _model().simulated_used_bytes(_checked(device))
+    return int(_model().simulated_used_bytes(_checked(device)))
 
 
 def context_bytes(device: int = 0) -> int:
     """Return the bytes of the context on a device, as NVML and DCMI count them; 0 until used."""
-    return _model().simulated_context_bytes(_checked(device))
+    return int(_model().simulated_context_bytes(_checked(device)))
 
 
 def set_busy(busy: bool) -> None:
@@ -111,8 +95,9 @@ def set_pending_queries(queries: int) -> None:
 
 def counter(name: str) -> int:
     """Return how often the driver was called for malloc, free, create, release, map, unmap, launch,
-    memcpy or memset; `stub` counts the calls of all stubs."""
-    value = _model().simulated_counter(name.encode())
+    memcpy or memset; `stub` counts the calls of all stubs, `unknown_workspaces` the requests for a
+    workspace whose size is not known here, so that the program got none."""
+    value = int(_model().simulated_counter(name.encode()))
     if value == 2**64 - 1:
         raise ValueError(f"no counter {name!r}")
     return value

@@ -98,7 +98,7 @@ def test_busy_from_the_start():
     assert child.devices == 2
     assert child.expandable == [True]
     assert child.queries == 100_000
-    assert child.round_trip == 0
+    assert child.round_trip == sum(range(1000))  # small, and nothing was launched since
 
 
 # The module itself.
@@ -127,10 +127,11 @@ def test_outside_a_simulation():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(backend is backends.Cuda, reason="those for CUDA are in the package")
 def test_the_libraries_are_made_once(tmp_path):
     script = Path(__file__).parent / "simulate"
     command = [script, backend.name, sys.executable, "-c", f"{IMPORT}; simulated.devices()"]
-    environment = {**os.environ, "SIMULATED_BUILD_DIR": str(tmp_path)}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     both = [
         subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -138,4 +139,77 @@ def test_the_libraries_are_made_once(tmp_path):
     stderr = "".join(process.communicate(timeout=HANG_S)[1] for process in both)
     assert [process.returncode for process in both] == [0, 0]
     assert stderr.count("making") == 1
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    assert len([path for path in (tmp_path / "pytracer").iterdir() if path.is_dir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SIMULATED_DEVICES", "65"),
+        ("SIMULATED_CAPACITY_BYTES", "80GB"),
+        ("SIMULATED_MULTIPROCESSORS", "-1"),
+        ("SIMULATED_NAME", "x" * 96),
+    ],
+)
+def test_a_wrong_setting_ends_the_process(name, value):
+    result = subprocess.run(
+        [sys.executable, "-c", f"{IMPORT}; simulated.devices()"],
+        env={**os.environ, name: value},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert f"simulated: {name}={value[:80]} must be" in result.stderr
+
+
+def test_a_device_is_described_by_the_environment():
+    described = {
+        "SIMULATED_NAME": "NVIDIA H100 80GB HBM3" if backend is backends.Cuda else "Ascend910B2C",
+        "SIMULATED_CAPACITY_BYTES": "85028896768",
+        "SIMULATED_COMPUTE_CAPABILITY": "90",
+        "SIMULATED_MULTIPROCESSORS": "132",
+        "SIMULATED_L2_BYTES": str(50 << 20),
+        "SIMULATED_SHARED_MULTIPROCESSOR_BYTES": "233472",
+        "SIMULATED_SHARED_BLOCK_BYTES": "232448",
+        "SIMULATED_MULTIPROCESSOR_THREADS": "2048",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", DESCRIBE],
+        env={**os.environ, **described},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found.pop("total") == 85028896768
+    assert found.pop("name") == described["SIMULATED_NAME"]
+    if backend is backends.Cuda:
+        assert found == {
+            "nvml": described["SIMULATED_NAME"],
+            "capability": [9, 0],
+            "multi_processor_count": 132,
+            "L2_cache_size": 50 << 20,
+            "shared_memory_per_multiprocessor": 233472,
+            "shared_memory_per_block_optin": 232448,
+            "max_threads_per_multi_processor": 2048,
+        }
+
+
+DESCRIBE = """
+import ctypes, importlib.util, json
+import torch
+backend = "npu" if importlib.util.find_spec("torch_npu") else "cuda"
+api = getattr(torch, backend)
+found = {"total": api.mem_get_info()[1], "name": api.get_device_name()}
+if backend == "cuda":
+    of = torch.cuda.get_device_properties(0)
+    names = ("multi_processor_count", "L2_cache_size", "shared_memory_per_multiprocessor",
+             "shared_memory_per_block_optin", "max_threads_per_multi_processor")
+    found |= {name: getattr(of, name) for name in names}
+    found["capability"] = torch.cuda.get_device_capability()
+    nvml, handle, name = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (ctypes.c_char * 96)()
+    assert nvml.nvmlInit_v2() == nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
+    assert nvml.nvmlDeviceGetName(handle, name, 96) == 0
+    found["nvml"] = name.value.decode()
+print(json.dumps(found))
+"""

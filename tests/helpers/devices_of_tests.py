@@ -22,7 +22,6 @@ FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 WHERE = {
     "test_simulated_memory": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_simulated_processes": (EACH_BACKEND, "the libraries of the simulated driver"),
-    "test_simulated_processes::test_the_libraries_are_made_once": (ONCE, "a lock"),
     "test_simulated_work": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_as_torchs_recorder": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_attach": (EACH_VERSION_IN_LONG, "the hook's binary interface"),

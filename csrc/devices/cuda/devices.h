@@ -42,6 +42,8 @@ constexpr int kMaxThreadsPerBlock = 1024;
 constexpr int kRegisters = 65536;
 constexpr int kSharedBytesPerBlock = 48 << 10;
 constexpr int kRegistersPerThread = 32;
+constexpr int kCuda13 = 13000;
+inline int cuda_version() { return static_cast<int>(settings().cuda_version); }
 inline const char* device_name() { return *settings().name ? settings().name : "Simulated GPU"; }
 
 // Returns the value of a cudaDevAttr… or CU_DEVICE_ATTRIBUTE_…, which have the same numbers; 0

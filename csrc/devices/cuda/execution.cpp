@@ -161,8 +161,8 @@ int cudaStreamIsCapturing(void* stream, int* status) {
   return kSuccess;
 }
 
-int cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, void** graph,
-                             const void*** dependencies, const void** edges, size_t* count) {
+int cudaStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long long* id, void** graph,
+                                const void*** dependencies, const void** edges, size_t* count) {
   const uint64_t capture = stream_of(stream)->capture.load();
   *status = capture != 0 ? kActive : kNone;
   if (id != nullptr) *id = capture;
@@ -171,6 +171,16 @@ int cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, 
   if (edges != nullptr) *edges = nullptr;
   if (count != nullptr) *count = 0;
   return kSuccess;
+}
+
+int cudaStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void** graph,
+                                const void*** dependencies, size_t* count) {
+  return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, dependencies, nullptr, count);
+}
+
+int cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, void** graph,
+                             const void*** dependencies, const void** edges, size_t* count) {
+  return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, dependencies, edges, count);
 }
 
 int cudaGraphInstantiate(void** executable, void* graph, unsigned long long) {
@@ -191,9 +201,15 @@ int cudaGraphGetNodes(void*, void** nodes, size_t* count) {
   return kSuccess;
 }
 
-int cudaGraphNodeGetDependencies(void*, void**, void*, size_t* count) {
+int cudaGraphNodeGetDependencies_v2(void*, void**, void*, size_t* count) {
   *count = 0;
   return kSuccess;
+}
+
+// In CUDA 12 the count is the third argument.
+int cudaGraphNodeGetDependencies(void* node, void** nodes, size_t* third, size_t* fourth) {
+  size_t* count = cuda_version() < kCuda13 ? third : fourth;
+  return cudaGraphNodeGetDependencies_v2(node, nodes, nullptr, count);
 }
 
 int cudaGraphAddNode(void** node, void*, const void**, const void*, size_t, void*) {
@@ -248,8 +264,13 @@ int cudaFuncGetAttributes(FunctionAttributes* attributes, const void*) {
   *attributes = {};
   attributes->max_threads_per_block = kMaxThreadsPerBlock;
   attributes->registers = kRegistersPerThread;
-  attributes->ptx_version = static_cast<int>(settings().capability);
-  attributes->binary_version = static_cast<int>(settings().capability);
+  // The kernels' image that a driver would choose: CUB selects its own settings by this number.
+  int image = static_cast<int>(settings().capability);
+  for (const int built : {50, 60, 70, 75, 80, 86, 90, 100, 120}) {
+    if (built / 10 == settings().capability / 10 && built <= settings().capability) image = built;
+  }
+  attributes->ptx_version = image;
+  attributes->binary_version = image;
   attributes->max_dynamic_shared_bytes = attribute(97);
   return kSuccess;
 }

@@ -131,7 +131,7 @@ const char* nvmlErrorString(int error) {
 }
 
 int nvmlSystemGetCudaDriverVersion(int* version) {
-  *version = kCudaVersion;
+  *version = cuda_version();
   return kNvmlSuccess;
 }
 

@@ -50,38 +50,10 @@ int result(Outcome outcome) {
 
 }  // namespace simulated::cuda
 
-extern "C" {
+namespace {
 
-// Devices.
-
-int cudaGetDeviceCount(int* devices) {
-  if (in_forked_child()) return fail(kNotInitialized);
-  *devices = static_cast<int>(visible().size());
-  return kSuccess;
-}
-
-int cudaGetDevice(int* ordinal) {
-  if (in_forked_child()) return fail(kNotInitialized);
-  *ordinal = selected_ordinal;
-  return kSuccess;
-}
-
-int cudaSetDevice(int ordinal) {
-  if (in_forked_child()) return fail(kNotInitialized);
-  if (!is_ordinal(ordinal)) return fail(kInvalidDevice);
-  selected_ordinal = ordinal;
-  mark_in_use(device_of(ordinal));
-  return kSuccess;
-}
-
-int cudaDriverGetVersion(int* version) {
-  *version = kCudaVersion;
-  return kSuccess;
-}
-
-int cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
-
-int cudaGetDeviceProperties(DeviceProperties* properties, int ordinal) {
+template <int kMajor>
+int describe_device(DeviceProperties<kMajor>* properties, int ordinal) {
   if (!is_ordinal(ordinal)) return fail(kInvalidDevice);
   const int device = device_of(ordinal);
   *properties = {};
@@ -123,6 +95,47 @@ int cudaGetDeviceProperties(DeviceProperties* properties, int ordinal) {
   return kSuccess;
 }
 
+}  // namespace
+
+extern "C" {
+
+// Devices.
+
+int cudaGetDeviceCount(int* devices) {
+  if (in_forked_child()) return fail(kNotInitialized);
+  *devices = static_cast<int>(visible().size());
+  return kSuccess;
+}
+
+int cudaGetDevice(int* ordinal) {
+  if (in_forked_child()) return fail(kNotInitialized);
+  *ordinal = selected_ordinal;
+  return kSuccess;
+}
+
+int cudaSetDevice(int ordinal) {
+  if (in_forked_child()) return fail(kNotInitialized);
+  if (!is_ordinal(ordinal)) return fail(kInvalidDevice);
+  selected_ordinal = ordinal;
+  mark_in_use(device_of(ordinal));
+  return kSuccess;
+}
+
+int cudaDriverGetVersion(int* version) {
+  *version = cuda_version();
+  return kSuccess;
+}
+
+int cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+
+int cudaGetDeviceProperties(DeviceProperties<13>* properties, int ordinal) {
+  return describe_device(properties, ordinal);
+}
+
+int cudaGetDeviceProperties_v2(DeviceProperties<12>* properties, int ordinal) {
+  return describe_device(properties, ordinal);
+}
+
 int cudaDeviceGetAttribute(int* value, int number, int) {
   *value = attribute(number);
   return kSuccess;
@@ -148,6 +161,11 @@ int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned
   constexpr int kSymbolNotFound = 1;
   if (status != nullptr) *status = *function != nullptr ? kFound : kSymbolNotFound;
   return kSuccess;
+}
+
+int cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,
+                            int* status) {
+  return cudaGetDriverEntryPointByVersion(name, function, 0, flags, status);
 }
 
 // Errors.
@@ -255,7 +273,9 @@ int cudaHostGetDevicePointer(void** on_device, void* address, unsigned) {
 }
 
 int cudaPointerGetAttributes(PointerAttributes* attributes, const void* address) {
-  *attributes = {};
+  const bool is_short = cuda_version() < kCuda13;
+  std::memset(attributes, 0,
+              is_short ? offsetof(PointerAttributes, reserved) : sizeof(*attributes));
   void* plain = const_cast<void*>(address);
   attributes->type = kUnregistered;
   attributes->device = -1;

@@ -1,4 +1,4 @@
-// The parts of CUDA 13's ABI that the simulation shares with torch, declared here so that no header
+// The parts of the ABI of CUDA 12 and 13 that the simulation shares with torch, declared here so that no header
 // of NVIDIA is needed. Handles are void pointers and enumerations are int, because C symbols carry
 // no types. Within one major version of CUDA these layouts do not change; reserved members ensure
 // this.
@@ -24,15 +24,15 @@ enum Result : int {
   kNotSupported = 801,
 };
 
-// Version 13.0 in CUDA's notation.
-constexpr int kCudaVersion = 13000;
-
 struct Dim3 {
   unsigned x, y, z;
 };
 
-// cudaDeviceProp.
+// cudaDeviceProp of CUDA 12 or 13. Arrays of no elements stand for members of CUDA 12 alone.
+template <int kMajor>
 struct DeviceProperties {
+  static constexpr int k12 = kMajor == 12 ? 1 : 0;
+
   char name[256];
   unsigned char uuid[16];
   char luid[8];
@@ -45,15 +45,19 @@ struct DeviceProperties {
   int max_threads_per_block;
   int max_threads_dim[3];
   int max_grid_size[3];
+  int clock_rate[k12];
   size_t total_constant_memory;
   int major;
   int minor;
   size_t texture_alignment;
   size_t texture_pitch_alignment;
+  int device_overlap[k12];
   int multiprocessors;
+  int kernel_timeout[k12];
   int integrated;
   int can_map_host_memory;
-  int texture_and_surface_limits[38];
+  int compute_mode[k12];
+  int texture_and_surface_limits[39 + k12];
   size_t surface_alignment;
   int concurrent_kernels;
   int ecc_enabled;
@@ -63,6 +67,7 @@ struct DeviceProperties {
   int tcc_driver;
   int async_engines;
   int unified_addressing;
+  int memory_clock_rate[k12];
   int memory_bus_width;
   int l2_cache_size;
   int persisting_l2_cache_size;
@@ -74,8 +79,11 @@ struct DeviceProperties {
   int registers_per_multiprocessor;
   int managed_memory;
   int multi_gpu_board[2];
-  int host_and_managed_access[5];
+  int host_native_atomics;
+  int single_to_double_ratio[k12];
+  int host_and_managed_access[4];
   int cooperative_launch;
+  int cooperative_multi_device_launch[k12];
   size_t shared_memory_per_block_optin;
   int page_tables[2];
   int max_blocks_per_multiprocessor;
@@ -86,13 +94,9 @@ struct DeviceProperties {
   int host_register_read_only;
   int timeline_semaphores;
   int memory_pools;
-  int others[15];
-  int reserved[56];
+  int others[71];
 };
-static_assert(offsetof(DeviceProperties, total_global_memory) == 288);
-static_assert(offsetof(DeviceProperties, multiprocessors) == 384);
-static_assert(offsetof(DeviceProperties, memory_pools) == 720);
-static_assert(sizeof(DeviceProperties) == 1008);
+static_assert(sizeof(DeviceProperties<12>) == 1032 && sizeof(DeviceProperties<13>) == 1008);
 
 // cudaFuncAttributes.
 struct FunctionAttributes {
@@ -113,7 +117,7 @@ struct PointerAttributes {
   int device;
   void* device_pointer;
   void* host_pointer;
-  long reserved[8];
+  long reserved[8];  // not in CUDA 12
 };
 
 // CUmemAllocationProp.

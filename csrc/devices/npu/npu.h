@@ -1,5 +1,5 @@
 // Common declarations of the files of libascendcl. Their names and signatures are CANN's, from the
-// headers of torch_npu; functions that they do not define become stubs (make_libraries.py).
+// headers of torch_npu; functions that they do not define become stubs (libraries.py).
 #pragma once
 
 #include <acl/acl.h>

@@ -1,0 +1,115 @@
+"""Stubs: functions that report success, and libraries that only have a name.
+
+The build of this package runs this module as a program, without the rest of the package. All
+functions of the simulated libraries are in one library, the written ones and the stubs. The
+libraries by whose names programs are linked are empty and need that one:
+
+    python stubs.py source SYMBOLS OUTPUT.cpp
+    python stubs.py names LINKER LIBRARY FOLDER
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+# The functions that torch and triton use of libraries whose other functions must be missing:
+# programs look for a function there to learn the abilities of a driver.
+CHOSEN = """
+cuCtxGetSharedMemConfig cuCtxPushCurrent_v2 cuCtxSetLimit cuCtxSynchronize cuFuncSetAttribute
+cuFuncSetCacheConfig cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLinkAddData_v2
+cuLinkComplete cuLinkCreate_v2 cuMemsetD32Async cuModuleUnload cuMulticastAddDevice
+cuMulticastBindMem cuMulticastCreate cuMulticastUnbind cuStreamSynchronize cuStreamWriteValue32
+cuStreamWriteValue32_v2 cuTensorMapEncodeIm2col cuTensorMapEncodeTiled cuptiActivityDisable
+cuptiActivityEnable cuptiActivityEnableCudaEventDeviceTimestamps cuptiActivityEnableDriverApi
+cuptiActivityEnableRuntimeApi cuptiActivityFlushAll cuptiActivityGetNextRecord
+cuptiActivityGetNumDroppedRecords cuptiActivityPopExternalCorrelationId
+cuptiActivityPushExternalCorrelationId cuptiActivityRegisterCallbacks
+cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute cuptiEnableCallback
+cuptiEnableDomain cuptiFinalize cuptiGetResultString cuptiGetVersion cuptiSubscribe
+cuptiUnsubscribe
+"""
+
+_BOTH = "cuda.1 nvidia-ml.1 cudnn.9 cudnn_adv.9 cudnn_cnn.9 cudnn_graph.9 cudnn_ops.9 cufile.0"
+_BOTH += " curand.10 cusparse.12 cusparseLt.0 nccl.2 nvshmem_host.3"
+SONAMES = {
+    12: f"{_BOTH} cudart.12 cublas.12 cublasLt.12 cufft.11 cupti.12 cusolver.11 nvJitLink.12"
+    " nvToolsExt.1 nvrtc.12",
+    13: f"{_BOTH} cudart.13 cublas.13 cublasLt.13 cufft.12 cupti.13 cusolver.12 nvJitLink.13"
+    " nvrtc.13",
+}
+"""The libraries of CUDA's major versions: `cuda.1` is libcuda.so.1."""
+
+# The version of the symbols of a library: its name, but for these.
+VERSIONS = {"nvshmem_host": "NVSHMEM"}
+WITHOUT_VERSION = ("cuda", "nvidia-ml", "cufile", "cusparseLt", "nccl")
+
+LAUNCHES = re.compile(
+    r"aclnn\w+(?<!GetWorkspaceSize)|cublas\w*[gG]emm\w*|cublasLtMatmul|cuLaunch\w+"
+    r"|cudnn(?:Convolution|RNN|BatchNormalization|CTCLoss)(?!\w*Size)\w*"
+)
+"""Stubs for work on the device, which count as a launch."""
+
+CREATES = re.compile(r"(?:cudnn|cusparse|cusolver[A-Z][a-z])Create\w*")
+"""Stubs that give the caller an object."""
+
+# A stub passes its address, for its name, or its first argument: where the object's address goes.
+# A function that is written elsewhere replaces its stub.
+MACROS = r"""
+#if defined(__x86_64__)
+#define PASS "lea 1b(%rip), %rdi\n"
+#define JUMP(to) "jmp simulated_" #to "@PLT"
+#elif defined(__aarch64__)
+#define PASS "adr x0, 1b\n"
+#define JUMP(to) "b simulated_" #to
+#endif
+#define STUB(to, pass)                                                                          \
+  asm(".macro " #to " name\n.weak \\name\n.type \\name, %function\n\\name:\n1:\n" pass JUMP(to) \
+      "\n.endm")
+STUB(stub, PASS);
+STUB(launch, PASS);
+STUB(create, "");
+"""
+
+
+def source(names: Iterable[str]) -> str:
+    """Return C++ with a stub for each name."""
+    lines = []
+    for name in sorted(names):
+        is_launch, creates = LAUNCHES.fullmatch(name), CREATES.fullmatch(name)
+        lines.append(f"{'launch' if is_launch else 'create' if creates else 'stub'} {name}\n")
+    return f'{MACROS}asm(R"(.text\n{"".join(lines)})");\n'
+
+
+def name_library(linker: str, library: Path, target: Path, version: str = "") -> None:
+    """Make an empty library that needs `library`, of the same folder or the one above."""
+    command = [linker, "-shared", "-soname", target.name, "-z", "noseparate-code"]
+    command += ["--build-id=none", "--hash-style=gnu", "--no-as-needed", str(library)]
+    command += ["-rpath", "$ORIGIN:$ORIGIN/..", "-o", str(target)]
+    with tempfile.NamedTemporaryFile("w") as script:
+        if version:
+            script.write(f"{version} {{ }};\n")
+            script.flush()
+            command += ["--version-script", script.name]
+        subprocess.run(command, check=True)
+
+
+def main(task: str, first: str, *rest: str) -> None:
+    """Write the source of all stubs, or make the libraries that have the names."""
+    if task == "source":
+        names = {*Path(first).read_text().split(), *CHOSEN.split()}
+        Path(rest[0]).write_text(source(names))
+        return
+    library, folder = map(Path, rest)
+    for major, sonames in SONAMES.items():
+        (folder / f"cuda{major}").mkdir(parents=True, exist_ok=True)
+        for name, number in (each.split(".") for each in sonames.split()):
+            soname = f"lib{name}.so.{number}"
+            version = "" if name in WITHOUT_VERSION else VERSIONS.get(name, soname)
+            name_library(first, library, folder / f"cuda{major}" / soname, version)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

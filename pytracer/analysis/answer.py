@@ -26,7 +26,7 @@ _JOINED = "\N{NO-BREAK SPACE}"
 # What is left out first if an answer has too many lines. A "command" is one of "do".
 _EXPENDABLE = (
     *("steps", "modules", "command", "others", "lines", "more", "do", "why", "sizes", "set"),
-    "grows",
+    *("grows", "values", "note"),
 )
 
 

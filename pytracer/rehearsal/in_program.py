@@ -41,6 +41,8 @@ def _begin(torch: ModuleType, plan: plans.Plan) -> None:
         _write(plan)
 
     def count(*_: Any) -> None:
+        if not stand_ins.is_on_default_stream(torch):
+            return  # the program warms up for a graph, or captures one
         _report.steps += 1
         if _report.steps == plan.stop_after_steps:
             _stop(plan, "steps")
@@ -63,8 +65,7 @@ def _follow(write: Any) -> None:
 def _write(plan: plans.Plan) -> None:
     """Write the report of a process that used a device."""
     torch = sys.modules["torch"]
-    backend = "npu" if "torch_npu" in sys.modules else "cuda"
-    if not getattr(torch, backend).is_initialized():
+    if not getattr(torch, stand_ins.device_backend()).is_initialized():
         return
     _report.rank = int(os.environ.get("RANK") or 0)
     _report.world_size = int(os.environ.get("WORLD_SIZE") or 1)

@@ -14,7 +14,6 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-
 _ON_READ = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
 _kept: list[object] = []  # what the library calls
 

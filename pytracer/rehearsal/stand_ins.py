@@ -1,6 +1,7 @@
 """What stands in for the parts of torch and of libraries that no simulated device can do."""
 
 import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
@@ -40,6 +41,17 @@ def replace_in_torch(torch: ModuleType, plan: Plan, report: Report) -> None:
     torch.Tensor.record_stream = noting
     if not plan.allow_writes:
         _leave_out_saves(torch, report)
+
+
+def is_on_default_stream(torch: ModuleType) -> bool:
+    """Return whether the program uses the default stream, or no device yet."""
+    device = getattr(torch, device_backend())
+    return not device.is_initialized() or device.current_stream() == device.default_stream()
+
+
+def device_backend() -> str:
+    """Return "cuda" or "npu", whichever this process uses."""
+    return "npu" if "torch_npu" in sys.modules else "cuda"
 
 
 def note_unknown(torch: ModuleType, report: Report) -> None:
@@ -176,6 +188,8 @@ def _replace_ddp(module: ModuleType) -> None:
         future: Any = Future()
         future.set_result(bucket.buffer())
         return future
+
+    unchanged.__annotations__.clear()  # DDP accepts none, or its own class
 
     @wraps(init)
     def with_hook(self: Any, *arguments: Any, **options: Any) -> None:

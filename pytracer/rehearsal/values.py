@@ -29,14 +29,19 @@ def watch(report: Report) -> None:
 
 
 def _note(report: Report, frame: FrameType | None) -> None:
-    frame = own_frame(frame)
-    if frame is None or len(report.values) >= _MOST:
+    own = own_frame(frame)
+    if frame is None or own is None:
         return
-    code, line = frame.f_code, frame.f_lineno
+    # Libraries read values for many purposes. Of theirs, those matter that become sizes.
+    if frame is not own and _use(frame) == _SIZE:
+        own = frame
+    code, line = own.f_code, own.f_lineno
     value = _found.get((code, line))
     if value is None:
+        if len(report.values) >= _MOST:
+            return
         source = linecache.getline(code.co_filename, line).strip()
-        value = Value(_place(frame), source, decides=_decides(code.co_filename, line))
+        value = Value(_place(own), source, decides=_use(own) != _OTHER)
         _found[code, line] = value
         report.values.append(value)
     value.count += 1
@@ -62,18 +67,22 @@ def _place(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def _decides(filename: str, line: int) -> bool:
-    """Return whether a branch, a loop or a size hangs on what a line reads.
+def _use(frame: FrameType) -> int:
+    """Return what the values are for that a frame's line reads: a branch or loop, a size, or else.
 
-    That is so of the test of a branch, and of a function whose result has as many elements as
-    there are values of some kind. A name that gets the value is followed within its function.
+    A name that gets a value is followed within its function.
     """
-    return any(first <= line <= last and decides for first, last, decides in _statements(filename))
+    filename, line = frame.f_code.co_filename, frame.f_lineno
+    uses = (use for first, last, use in _statements(filename) if first <= line <= last)
+    return max(uses, default=_OTHER)
+
+
+_OTHER, _BRANCH, _SIZE = range(3)
 
 
 @cache
-def _statements(filename: str) -> list[tuple[int, int, bool]]:
-    """Return the first and the last line of each statement or test, and whether it decides."""
+def _statements(filename: str) -> list[tuple[int, int, int]]:
+    """Return the first and the last line of each statement or test, and its use of values."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
@@ -85,22 +94,29 @@ def _statements(filename: str) -> list[tuple[int, int, bool]]:
         loops = (node for node in nodes if isinstance(node, ast.comprehension))
         tests += [test for loop in loops for test in loop.ifs]
         tested = _names(tests)
-        found += [_lines(test, True) for test in tests]
+        found += [_lines(test, _BRANCH) for test in tests]
         for node in nodes:
-            if isinstance(node, ast.Assign):
-                found.append(_lines(node, not tested.isdisjoint(_names(node.targets))))
-            elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
-                found.append(_lines(node, not tested.isdisjoint(_names([node.target]))))
-            elif isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                found.append(_lines(node, name in _SIZES))
-            elif isinstance(node, ast.Subscript):
-                found.append(_lines(node, isinstance(node.slice, ast.Compare)))
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            if isinstance(node, _ASSIGNMENTS) and not tested.isdisjoint(_names(targets)):
+                found.append(_lines(node, _BRANCH))
+            if isinstance(node, ast.expr) and _is_size(node):
+                found.append(_lines(node, _SIZE))
     return found
 
 
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _TESTS = (ast.If, ast.While, ast.Assert, ast.IfExp)
+_ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)
+
+
+def _is_size(node: ast.expr) -> bool:
+    """Return whether a size hangs on the values in an expression: how many are of some kind."""
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return name in _SIZES or (name == "where" and len(node.args) == 1)
+    return isinstance(node, ast.Subscript) and any(
+        isinstance(each, ast.Compare | ast.Invert) for each in ast.walk(node.slice)
+    )
 
 
 def _nodes_of(scope: ast.AST) -> Iterator[ast.AST]:
@@ -117,5 +133,5 @@ def _names(nodes: Iterable[ast.AST]) -> set[str]:
     return {getattr(each, "id", getattr(each, "attr", "")) for each in found} - {""}
 
 
-def _lines(node: ast.expr | ast.stmt, decides: bool) -> tuple[int, int, bool]:
-    return node.lineno, node.end_lineno or node.lineno, decides
+def _lines(node: ast.expr | ast.stmt, use: int) -> tuple[int, int, int]:
+    return node.lineno, node.end_lineno or node.lineno, use

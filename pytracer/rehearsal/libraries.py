@@ -56,24 +56,26 @@ def folder(backend: str) -> Path:
 def environment(backend: str) -> dict[str, str]:
     """Return the variables of a process in which torch runs on the simulated devices.
 
-    The libraries are preloaded, because torch looks for NVIDIA's own packages before it looks in
-    LD_LIBRARY_PATH. Programs that open a driver by its name find it there.
+    CUDA's are preloaded, because torch looks for NVIDIA's own packages before it looks in
+    LD_LIBRARY_PATH, where programs find a driver that they open by its name.
     """
     folders = [folder(backend)]
     changes: dict[str, str] = {}
+    preloaded = [_own(MODEL)]
     if backend == "npu":
         # torch_npu looks for CANN's Python packages and operators here; there are none.
         home = folders[0] / "home"
         changes |= {"ASCEND_HOME_PATH": str(home), "ASCEND_OPP_PATH": str(home / "opp")}
+        preloaded = [*folders[0].glob(_NEXT_TO_CUDA)]
         if _is_cuda_build():
             folders.append(folder("cuda"))
             changes["CUDA_VISIBLE_DEVICES"] = ""
     if _is_cuda_build():
         changes["SIMULATED_CUDA_VERSION"] = str(_cuda_version())
-    libraries = [_own(MODEL), *(path for each in folders for path in sorted(each.glob("lib*.so*")))]
+        preloaded += sorted(folders[-1].glob("lib*.so.*"))
     # The loader ends a path in LD_PRELOAD at a space, and looks names up in LD_LIBRARY_PATH.
-    preload = [path.name if " " in str(path) else str(path) for path in libraries]
-    searched = [str(each) for each in (*folders, libraries[0].parent)]
+    preload = [path.name if " " in str(path) else str(path) for path in preloaded]
+    searched = [str(each) for each in (*folders, _own(MODEL).parent)]
     for name, first in (("LD_PRELOAD", preload), ("LD_LIBRARY_PATH", searched)):
         others = [each for each in os.environ.get(name, "").split(":") if each not in ("", *first)]
         changes[name] = ":".join([*first, *others])
@@ -136,8 +138,9 @@ def _npu_folder() -> Path:
                 try:
                     _make_npu(out, Path(scratch), *packages)
                 except (OSError, subprocess.CalledProcessError) as error:
+                    why = getattr(error, "stderr", "") or error
                     raise ConfigError(
-                        f"the simulated NPUs need g++ and binutils, once: {error}"
+                        f"simulated NPUs need g++ and binutils, once: {why}"
                     ) from error
                 out.rename(made)
     return made
@@ -160,7 +163,8 @@ def _output(*command: str | Path) -> str:
 
 def _symbols(library: Path, which: str) -> set[str]:
     lines = _output("nm", "-D", which, library).splitlines()
-    return {line.split()[-1].partition("@")[0] for line in lines if line.strip()}
+    # CANN's have no versions, as those of libc have.
+    return {line.split()[-1] for line in lines if line.strip() and "@" not in line}
 
 
 def _make_npu(out: Path, scratch: Path, torch: Path, npu: Path) -> None:

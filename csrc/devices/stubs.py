@@ -1,8 +1,7 @@
 """Stubs: functions that report success, and libraries that only have a name.
 
-The build of this package runs this module as a program, without the rest of the package. All
-functions of the simulated libraries are in one library, the written ones and the stubs. The
-libraries by whose names programs are linked are empty and need that one:
+All functions of the simulated libraries are in one library, the written ones and the stubs. The
+libraries by whose names programs are linked are empty and need that one. The build runs:
 
     python stubs.py source SYMBOLS OUTPUT.cpp
     python stubs.py names LINKER LIBRARY FOLDER

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from pytracer.backends.hook_folders import HookFolders
 from pytracer.child_process import last_exception, run_to_end
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.run_files import read_run
@@ -27,9 +28,13 @@ code of kernels. It is between 0.3 and 1.5 GiB."""
 RANKS_OF_A_HOST = 8
 _OFFLINE = {
     **{"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "offline"},
-    **{"HF_HUB_OFFLINE": "1", "CLEARML_OFFLINE_MODE": "1", "MLFLOW_TRACKING_URI": ""},
+    **{"HF_HUB_OFFLINE": "1", "CLEARML_OFFLINE_MODE": "1"},
 }
 """Variables that keep loggers and hubs from sending anything, unless they are set already."""
+
+_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""The caches of kernels, in a folder of their own: real devices shall run none that was timed here.
+"""
 
 _PATIENCE_S = 30.0  # after the limit, for a process that does not end itself
 
@@ -100,7 +105,9 @@ def dry_run(
             environment |= _rank_variables(rank, world_size)
         if not environment.get(variable("ranks")):
             environment.setdefault(variable("all_ranks"), "1")
-        _keep_caches_apart(environment)
+        cache = HookFolders().destination().directory / "dry_run"
+        for name, below in _CACHES.items():
+            environment.setdefault(name, str(cache / below))
         try:
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / "log.txt" if is_quiet else None
@@ -167,11 +174,3 @@ def _whole_command(command: Sequence[str], processes: int) -> list[str]:
     if not is_python and shutil.which(command[0]) is None:
         raise ConfigError(f"cannot run {command[0]}: give a script, `-m MODULE` or a program")
     return [*([sys.executable] if is_python else []), *command]
-
-
-def _keep_caches_apart(environment: dict[str, str]) -> None:
-    """Keep kernels apart that were compiled and timed here: no real device should run them."""
-    cache = os.path.join(tempfile.gettempdir(), f"pytracer_dry_run_{os.getuid()}")
-    os.makedirs(cache, mode=0o700, exist_ok=True)
-    environment.setdefault("TRITON_CACHE_DIR", os.path.join(cache, "triton"))
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(cache, "inductor"))

@@ -196,6 +196,11 @@ long simulated_create(void** object) {
   return 0;
 }
 
+long simulated_unknown() {
+  count(Counter::unknown_workspaces);
+  return 0;
+}
+
 int simulated_devices() { return static_cast<int>(settings().devices); }
 
 void simulated_set_capacity(int device, size_t bytes) {

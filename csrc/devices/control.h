@@ -64,6 +64,8 @@ long simulated_stub(const void* stub);
 long simulated_launch(const void* stub);
 // The body of stubs whose first argument says where the address of a new object goes.
 long simulated_create(void** object);
+// The body of stubs that answer with a size, of a workspace in most cases, which is 0.
+long simulated_unknown();
 
 // The functions of simulated.py. Device -1 stands for all devices.
 int simulated_devices();

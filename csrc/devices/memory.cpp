@@ -142,20 +142,32 @@ struct Known {
 
   bool recall(uintptr_t start, size_t bytes, std::string* content) {
     forget_after_launch();
-    const auto piece = entry_around(pieces, start, [](const std::string& each) {
-      return each.size();
-    });
-    if (piece == pieces.end() || start + bytes > piece->first + piece->second.size()) return false;
-    content->assign(piece->second, start - piece->first, bytes);
+    while (content->size() < bytes) {
+      const uintptr_t at = start + content->size();
+      const auto piece = entry_around(pieces, at, [](const std::string& each) {
+        return each.size();
+      });
+      if (piece == pieces.end()) return false;
+      content->append(piece->second, at - piece->first, bytes - content->size());
+    }
     return true;
   }
 
   void forget(uintptr_t start, size_t bytes) {
     forget_after_launch();
+    const uintptr_t end = start + bytes;
     auto piece = pieces.upper_bound(start);
-    if (piece != pieces.begin() && std::prev(piece)->first + std::prev(piece)->second.size() > start)
-      --piece;
-    while (piece != pieces.end() && piece->first < start + bytes) piece = pieces.erase(piece);
+    if (piece != pieces.begin()) --piece;
+    while (piece != pieces.end() && piece->first < end) {
+      const auto [from, content] = *piece;
+      if (from + content.size() <= start) {
+        ++piece;
+        continue;
+      }
+      piece = pieces.erase(piece);
+      if (from < start) pieces[from] = content.substr(0, start - from);
+      if (from + content.size() > end) pieces[end] = content.substr(end - from);
+    }
   }
 
   void remember(uintptr_t start, std::string content) {

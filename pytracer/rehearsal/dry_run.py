@@ -98,6 +98,8 @@ def dry_run(
             environment["SIMULATED_CAPACITY_BYTES"] = str(device_memory_bytes)
         if world_size > 1 and not together:
             environment |= _rank_variables(rank, world_size)
+        if not environment.get(variable("ranks")):
+            environment.setdefault(variable("all_ranks"), "1")
         _keep_caches_apart(environment)
         try:
             folder.mkdir(parents=True, exist_ok=True)

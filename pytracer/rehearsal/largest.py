@@ -107,20 +107,23 @@ def largest(
 
 
 def _next(runs: Mapping[int, DryRun], value: int) -> int:
-    """Return what to try after a value that fits: as much as seems to fit, within bounds.
+    """Return what to try after a value that fits, while none is known that does not.
 
-    Small sizes may seem to need nothing: their peaks are those of the optimizer's states.
+    Small sizes may seem to need nothing, because the optimizer's states are larger. So a step is at
+    most eightfold.
     """
-    guess = _guess(runs) or 0
-    return min(max(2 * value, guess), 8 * value)
+    guess = _guess(runs)
+    if guess is None:
+        return 2 * value
+    return min(guess, 8 * value) if guess > value else value + max(1, value // 8)
 
 
 def _between(runs: Mapping[int, DryRun], low: int, high: int) -> int:
     """Return what to try between a value that fits and one that does not."""
     guess = _guess(runs)
-    if guess is not None and low < guess < high:
-        return guess
-    return (low + high) // 2 if guess is None or high - low > 4 else low + 1
+    if guess is None or guess >= high:
+        return (low + high) // 2
+    return guess if guess > low else low + max(1, (high - low) // 8)
 
 
 def _guess(runs: Mapping[int, DryRun]) -> int | None:

@@ -20,20 +20,9 @@ from filelock import FileLock
 
 from pytracer.backends.hook_folders import HookFolders
 from pytracer.errors import ConfigError
-from pytracer.rehearsal import stubs
 
 MODEL = "libsimulated_device.so"
 _NEXT_TO_CUDA = "libsimulated_next_to_cuda.so"
-_COMPILE = ["g++", "-std=c++17", "-O2", "-fPIC", "-pthread"]
-
-_NPU_SYMBOLS = r"(acl|rt[A-Z]|[Hh]ccl|Msprof|ge|aml|drv)"
-# Functions that torch_npu looks up by name: operators, and these families.
-_NPU_BY_NAME = re.compile(
-    rb"\0(aclnn[A-Z]\w+|aclDestroy\w+|aclprof[A-Z]\w+|aclrt(?:Set|Use|Unuse|Reset)\w+|aclopSet\w+)"
-    rb"(?=\0)"
-)
-# Libraries that torch_npu opens at run time, in addition to those that it is linked with.
-_NPU_OPENED = {"libopapi.so", "libnnopbase.so", "libmsprofiler.so", "libascend_dump.so"}
 
 
 def folder(backend: str) -> Path:
@@ -44,36 +33,40 @@ def folder(backend: str) -> Path:
     """
     if backend == "npu":
         return _npu_folder()
-    major = _cuda_version() // 1000
-    if major not in stubs.SONAMES:
+    name = f"cuda{_cuda_version() // 1000}"
+    all_of_them = _own(MODEL).parent
+    if not (all_of_them / name).exists():
+        others = ", ".join(sorted(path.name for path in all_of_them.glob("cuda*")))
         raise ConfigError(
-            f"the simulated devices are for CUDA {' and '.join(map(str, stubs.SONAMES))}, and "
-            f"torch {_version('torch')} is a build for CUDA {major}: install another build of it"
+            f"torch {_version('torch')} is a build for {name}, for which there are no simulated "
+            f"devices ({others}): install another build of torch"
         )
-    return _own(f"cuda{major}")
+    return all_of_them / name
 
 
 def environment(backend: str) -> dict[str, str]:
     """Return the variables of a process in which torch runs on the simulated devices.
 
-    The libraries are preloaded, because torch looks for NVIDIA's own packages before it looks in
-    LD_LIBRARY_PATH. Programs that open a driver by its name find it there.
+    CUDA's are preloaded, because torch looks for NVIDIA's own packages before it looks in
+    LD_LIBRARY_PATH, where programs find a driver that they open by its name.
     """
     folders = [folder(backend)]
     changes: dict[str, str] = {}
+    preloaded = [_own(MODEL)]
     if backend == "npu":
         # torch_npu looks for CANN's Python packages and operators here; there are none.
         home = folders[0] / "home"
         changes |= {"ASCEND_HOME_PATH": str(home), "ASCEND_OPP_PATH": str(home / "opp")}
+        preloaded = [*folders[0].glob(_NEXT_TO_CUDA)]
         if _is_cuda_build():
             folders.append(folder("cuda"))
             changes["CUDA_VISIBLE_DEVICES"] = ""
     if _is_cuda_build():
         changes["SIMULATED_CUDA_VERSION"] = str(_cuda_version())
-    libraries = [_own(MODEL), *(path for each in folders for path in sorted(each.glob("lib*.so*")))]
+        preloaded += sorted(folders[-1].glob("lib*.so.*"))
     # The loader ends a path in LD_PRELOAD at a space, and looks names up in LD_LIBRARY_PATH.
-    preload = [path.name if " " in str(path) else str(path) for path in libraries]
-    searched = [str(each) for each in (*folders, libraries[0].parent)]
+    preload = [path.name if " " in str(path) else str(path) for path in preloaded]
+    searched = [str(each) for each in (*folders, _own(MODEL).parent)]
     for name, first in (("LD_PRELOAD", preload), ("LD_LIBRARY_PATH", searched)):
         others = [each for each in os.environ.get(name, "").split(":") if each not in ("", *first)]
         changes[name] = ":".join([*first, *others])
@@ -118,10 +111,10 @@ def _cuda_version() -> int:
 
 def _npu_folder() -> Path:
     packages = [_package("torch"), _package("torch_npu")]
-    digest = hashlib.sha256(stubs.MACROS.encode())
+    digest = hashlib.sha256()
     for path in sorted(_own("source").rglob("*.*")):
         digest.update(path.read_bytes())
-    for path in _libraries(*packages):
+    for path in sorted(library for package in packages for library in package.glob("lib/*.so")):
         digest.update(f"{path.name} {path.stat().st_size}".encode())
     root = HookFolders().destination().directory
     made = root / f"devices-npu-{_version('torch_npu')}-{digest.hexdigest()[:12]}"
@@ -131,70 +124,18 @@ def _npu_folder() -> Path:
         if not made.exists():
             print(f"making {made.name}", file=sys.stderr)
             with tempfile.TemporaryDirectory(dir=root) as scratch:
-                out = Path(scratch) / "out"
-                out.mkdir()
-                try:
-                    _make_npu(out, Path(scratch), *packages)
-                except (OSError, subprocess.CalledProcessError) as error:
+                out = Path(scratch, "out")
+                out.mkdir(mode=0o700)
+                script = _own("source/devices/npu_libraries.py")
+                paths = map(str, (script, out, _own(MODEL), *packages))
+                command = [sys.executable, "-E", "-s", *paths]
+                if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
                     raise ConfigError(
-                        f"the simulated NPUs need g++ and binutils, once: {error}"
-                    ) from error
+                        "the libraries of simulated NPUs could not be compiled, for which g++ and "
+                        "binutils are needed: the reason is above"
+                    )
                 out.rename(made)
     return made
-
-
-def _libraries(*packages: Path) -> list[Path]:
-    return sorted(
-        library
-        for package in packages
-        for pattern in ("lib/*.so", "_C*.so")
-        for library in package.glob(pattern)
-        # This library needs others, and is called only on request.
-        if library.name != "libop_plugin_atb.so"
-    )
-
-
-def _output(*command: str | Path) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def _symbols(library: Path, which: str) -> set[str]:
-    lines = _output("nm", "-D", which, library).splitlines()
-    return {line.split()[-1].partition("@")[0] for line in lines if line.strip()}
-
-
-def _make_npu(out: Path, scratch: Path, torch: Path, npu: Path) -> None:
-    wanted: set[str] = set()
-    sonames, by_name = set(_NPU_OPENED), set()
-    own = _libraries(npu)
-    for library in own:
-        wanted |= _symbols(library, "--undefined-only")
-        needed = _output("readelf", "-d", library)
-        sonames |= set(re.findall(r"\(NEEDED\).*\[(lib[a-z_]+\.so)\]", needed))
-        by_name |= {name.decode() for name in _NPU_BY_NAME.findall(library.read_bytes())}
-    for library in _libraries(torch, npu):
-        wanted -= _symbols(library, "--defined-only")
-        sonames.discard(library.name)
-    source = _own("source")
-    generated = scratch / "stubs.cpp"
-    generated.write_text(
-        stubs.source({name for name in wanted if re.match(_NPU_SYMBOLS, name)} | by_name)
-    )
-    includes = ["-I", str(source), "-I", str(npu / "include/third_party/acl/inc")]
-    link = [*_COMPILE, *includes, "-shared", "-Wl,--no-as-needed", str(_own(MODEL))]
-    parts = {
-        "libascendcl.so": ["devices.cpp", "execution.cpp", "operators.cpp", str(generated)],
-        "libdcmi.so": ["dcmi.cpp"],
-        **({_NEXT_TO_CUDA: ["next_to_cuda.cpp"]} if _is_cuda_build() else {}),
-    }
-    for soname, names in parts.items():
-        sources = [str(source / "devices/npu" / name) for name in names]
-        _output(*link, f"-Wl,-soname,{soname}", *sources, "-o", out / soname)
-    # A lookup in a library also finds the symbols of its dependencies.
-    for soname in sonames - {"libascendcl.so"}:
-        stubs.name_library("ld", out / "libascendcl.so", out / soname)
-    for name in ("runtime", "compiler", "opp"):
-        (out / "home" / name).mkdir(parents=True)
 
 
 if __name__ == "__main__":

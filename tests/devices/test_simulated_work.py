@@ -201,3 +201,52 @@ def test_threads_allocate_at_the_same_time():
     assert backend.api.memory_allocated() == before
     for device in range(2):
         assert simulated.used_bytes(device) == backend.api.memory_reserved(device)
+
+
+# What is read back, and what is not known.
+
+
+def test_a_small_copy_can_be_read_back_until_something_is_launched():
+    sent = torch.arange(8, dtype=torch.int64)
+    device = sent.to(backend.name)
+    launches = simulated.counter("launch")
+    assert device.cpu().tolist() == list(range(8))
+    assert device[2:4].cpu().tolist() == [2, 3]
+    copied = torch.empty_like(device)
+    copied.copy_(device)
+    assert copied.cpu().tolist() == list(range(8))
+    device[:4].copy_(torch.tensor([7, 7, 7, 7]))
+    assert simulated.counter("launch") == launches
+    assert device.cpu().tolist() == [7, 7, 7, 7, 4, 5, 6, 7]
+    device[2:6].copy_(torch.tensor([1, 2, 3, 4]))
+    assert device[1:].cpu().tolist() == [7, 1, 2, 3, 4, 6, 7]
+    device.add_(1)
+    assert device.cpu().tolist() == [0] * 8
+    assert torch.ones(1 << 20).to(backend.name).cpu().sum() == 0  # it is large
+
+
+@pytest.mark.skipif(backend is not backends.Cuda, reason="cuDNN's")
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"proj_size": 9}], ids=str)
+def test_recurrent_networks_have_the_real_weights(options):
+    network = nn.LSTM(11, 23, 3, dropout=0.1, **options).cuda()
+    weights = network.all_weights[0][0].untyped_storage().nbytes()
+    assert weights == sum(each.numel() for each in network.parameters()) * 4
+    unknown = simulated.counter("unknown_workspaces")
+    network(torch.randn(5, 2, 11, device="cuda"))[0].sum().backward()
+    assert simulated.counter("unknown_workspaces") > unknown
+
+
+@pytest.mark.skipif(backend is not backends.Cuda, reason="cuDNN's")
+def test_workspaces_of_convolutions_are_counted_as_unknown():
+    unknown = simulated.counter("unknown_workspaces")
+    torch.relu(torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda"))
+    assert simulated.counter("unknown_workspaces") == unknown
+    nn.Conv2d(1, 1, 3).cuda()(torch.ones(1, 1, 5, 5, device="cuda"))
+    assert simulated.counter("unknown_workspaces") > unknown
+
+
+@pytest.mark.skipif(backend is not backends.Cuda, reason="cuSOLVER's and cuSPARSE's")
+def test_stubs_answer_with_sizes():
+    matrix = torch.ones(5, 5, device="cuda")
+    assert torch.linalg.qr(matrix).Q.shape == torch.linalg.cholesky(matrix).shape == (5, 5)
+    assert (torch.eye(5).to_sparse_csr().cuda() @ matrix).shape == (5, 5)

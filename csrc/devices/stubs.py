@@ -1,8 +1,7 @@
 """Stubs: functions that report success, and libraries that only have a name.
 
-The build of this package runs this module as a program, without the rest of the package. All
-functions of the simulated libraries are in one library, the written ones and the stubs. The
-libraries by whose names programs are linked are empty and need that one:
+All functions of the simulated libraries are in one library, the written ones and the stubs. The
+libraries by whose names programs are linked are empty and need that one. The build runs:
 
     python stubs.py source SYMBOLS OUTPUT.cpp
     python stubs.py names LINKER LIBRARY FOLDER
@@ -71,16 +70,33 @@ MACROS = r"""
 STUB(stub, PASS);
 STUB(launch, PASS);
 STUB(create, "");
+#define WEAK __attribute__((weak))
+extern "C" long simulated_unknown();
 """
 
 
-def source(names: Iterable[str]) -> str:
-    """Return C++ with a stub for each name."""
-    lines = []
-    for name in sorted(names):
+def source(symbols: Iterable[str]) -> str:
+    """Return C++ with a stub for each symbol.
+
+    A symbol is a name, and the results that the function writes: "7:8" is the address of 8 bytes,
+    which is the argument 7 among those that are no floating-point numbers. All of them are sizes.
+    """
+    simple, sized = [], []
+    for name, *results in map(str.split, sorted(symbols)):
         is_launch, creates = LAUNCHES.fullmatch(name), CREATES.fullmatch(name)
-        lines.append(f"{'launch' if is_launch else 'create' if creates else 'stub'} {name}\n")
-    return f'{MACROS}asm(R"(.text\n{"".join(lines)})");\n'
+        if results:
+            sized.append(_sized(name, dict(each.split(":") for each in results)))
+        else:
+            simple.append(f"{'launch' if is_launch else 'create' if creates else 'stub'} {name}\n")
+    return f'{MACROS}asm(R"(.text\n{"".join(simple)})");\nextern "C" {{\n{"".join(sized)}}}\n'
+
+
+def _sized(name: str, results: dict[str, str]) -> str:
+    places = range(1 + max(map(int, results)))
+    arguments = ", ".join(f"void* {f'a{at}' if str(at) in results else ''}" for at in places)
+    kinds = {"4": "int", "8": "long"}
+    writes = "".join(f"*({kinds[width]}*)a{at} = 0; " for at, width in results.items())
+    return f"WEAK long {name}({arguments}) {{ {writes}return simulated_unknown(); }}\n"
 
 
 def name_library(linker: str, library: Path, target: Path, version: str = "") -> None:
@@ -99,8 +115,8 @@ def name_library(linker: str, library: Path, target: Path, version: str = "") ->
 def main(task: str, first: str, *rest: str) -> None:
     """Write the source of all stubs, or make the libraries that have the names."""
     if task == "source":
-        names = {*Path(first).read_text().split(), *CHOSEN.split()}
-        Path(rest[0]).write_text(source(names))
+        symbols = {*Path(first).read_text().splitlines(), *CHOSEN.split()}
+        Path(rest[0]).write_text(source(symbols))
         return
     library, folder = map(Path, rest)
     for major, sonames in SONAMES.items():

@@ -1,0 +1,204 @@
+"""Dry runs: what a program needs on a device that is not there."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import pytracer
+from pytracer import ConfigError, PytracerError
+from pytracer.reading.reader import load
+from pytracer.rehearsal.largest import largest
+from pytracer.text import size
+
+MIB = 1 << 20
+
+TRAINING = """
+    import sys, torch
+    torch.manual_seed(0)
+    batch = int(sys.argv[sys.argv.index("--batch") + 1])
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(10):
+        loss = model(torch.randn(batch, 1024, device=DEVICE)).pow(2).mean()
+        loss.backward()
+        if loss.item() < -1:
+            break
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.save(model.state_dict(), "weights.pt")
+        print(step, torch.DEVICE.max_memory_allocated(), torch.DEVICE.max_memory_reserved())
+"""
+
+RANKS = """
+    import os, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    dist.init_process_group("nccl")
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    model = DistributedDataParallel(torch.nn.Linear(1024, 1024).cuda(), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters())
+    while True:
+        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+        objects = [None] * dist.get_world_size()
+        dist.all_gather_object(objects, dist.get_rank())
+        assert objects == [13] * 16
+        optimizer.step()
+"""
+
+ENDLESS = """
+    import torch
+    done = torch.zeros(1, device=DEVICE)
+    while not done:
+        done += 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def program(folder: Path, text: str, backend: str) -> str:
+    text = textwrap.dedent(text).replace("torch.DEVICE", f"torch.{backend}")
+    (folder / "train.py").write_text(text.replace("DEVICE", repr(backend)))
+    return "train.py"
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "pytracer", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def model_of(backend: str) -> str:
+    return {"cuda": "h100", "npu": "ascend910b2"}[backend]
+
+
+def test_a_program_that_fits(folder: Path, backend: str) -> None:
+    # GIVEN a training, which prints its peaks
+    script = program(folder, TRAINING, backend)
+    # WHEN it is run on a device that is not there
+    done = run_command("run", "--dry-run", model_of(backend), script, "--batch", "64")
+    # THEN it is stopped in its third step, and the peak is that which torch says of the one before
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[:2]] == ["0", "1"]
+    _, allocated, reserved = map(int, done.stdout.splitlines()[1].split())
+    assert f"FITS  at least {size(allocated)} of" in done.stdout
+    assert f"reserved {size(reserved)} (" in done.stdout
+    assert "after 3 steps of the optimizer" in done.stdout
+    # THEN the line is named that reads a value to decide, and no other
+    assert re.search(r"train.py:10 if loss.item\(\) < -1:", done.stdout)
+    # THEN no checkpoint of zeros is written, which is said, and nothing is left but a recording
+    assert not (folder / "weights.pt").exists()
+    assert "2 checkpoints not written" in done.stdout
+    (path,) = (each for each in folder.rglob("*") if each.is_file() and each.name != script)
+    assert load(path).metadata.device(0).statistics is not None
+
+
+def test_a_program_that_does_not_fit(folder: Path, backend: str) -> None:
+    # GIVEN a training, and a device that has too little memory for it
+    script = program(folder, TRAINING, backend)
+    # WHEN it is run there
+    found = pytracer.dry_run(
+        [script, "--batch", "16384"],
+        device=model_of(backend),
+        device_memory_bytes=512 * MIB,
+        context_memory_bytes=100 * MIB,
+    )
+    # THEN the answer is that of an out-of-memory error
+    assert not found.fits
+    assert found.answer.kind == "oom"
+    assert "device 512 MiB" in " ".join(found.answer.texts("free"))
+    assert found.peak_reserved_bytes <= 412 * MIB
+
+
+def test_one_of_many_ranks(folder: Path) -> None:
+    # GIVEN a program of many ranks that never ends
+    script = program(folder, RANKS, "cuda")
+    # WHEN one of them is run
+    found = pytracer.dry_run([script], world_size=16, rank=13, time_limit_s=100)
+    # THEN it sees all ranks, and its recording is of this one
+    assert found.fits
+    assert found.world_size == 16
+    assert [load(Path(path)).metadata.rank for path in found.paths] == [13]
+    # THEN what collectives take is not known
+    assert found.unknown == ["buffers of collective communication"]
+    assert found.answer.verdict.startswith("FITS  at least")
+
+
+def test_a_program_that_waits_for_a_value(folder: Path, backend: str) -> None:
+    # GIVEN a program that waits for a value, which a simulated device does not compute
+    script = program(folder, ENDLESS, backend)
+    # WHEN it is run, THEN it is stopped, and the answer has the line
+    found = pytracer.dry_run([script], device=model_of(backend), time_limit_s=1)
+    assert any("time limit, at train.py:" in text for text in found.answer.texts("ended"))
+    assert found.values[0].place == "train.py:4"
+    assert found.values[0].decides
+
+
+def test_the_largest_size(folder: Path) -> None:
+    # GIVEN a program that needs 32 MiB for each part of its batch, and 32 MiB more
+    (folder / "fill.py").write_text(
+        "import sys, torch\n"
+        "kept = [torch.empty(32 << 20, dtype=torch.uint8, device='cuda')"
+        " for _ in range(int(sys.argv[1]) + 1)]\n"
+    )
+    # WHEN the largest batch is searched for on a device of 256 MiB
+    found = largest(
+        ["fill.py", "{batch}"], "batch", device_memory_bytes=256 * MIB, context_memory_bytes=0
+    )
+    # THEN it is that for which there is memory
+    assert found.value == found.without_flushes == 7
+    assert found.runs[7].peak_reserved_bytes == 256 * MIB
+    assert not found.runs[8].fits
+    assert found.answer.verdict == "FITS  up to batch=7"
+
+
+def test_several_sizes_and_devices(folder: Path) -> None:
+    # GIVEN a training
+    script = program(folder, TRAINING, "cuda")
+    # WHEN it is run at a size that fits one device alone
+    arguments = ("--on", "t4,h100", "--at", "batch=1000000", "--", script, "--batch", "{batch}")
+    done = run_command("fit", *arguments)
+    # THEN the table has both, and the exit code is of the last one
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if "batch=1,000,000" in line]
+    assert ["does not fit" in row for row in rows] == [True, False]
+    assert "FITS" in done.stdout
+
+
+def test_a_program_that_fails(folder: Path) -> None:
+    (folder / "wrong.py").write_text("import torch; torch.zeros(1, device='cuda'); {}['key']")
+    with pytest.raises(PytracerError, match="not for want of memory: KeyError: 'key'"):
+        pytracer.dry_run(["wrong.py"])
+    (folder / "cpu.py").write_text("import torch; torch.zeros(1)")
+    with pytest.raises(PytracerError, match="used no device"):
+        pytracer.dry_run(["cpu.py"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "h10"}, "did you mean h100"),
+        ({"rank": 2, "world_size": 2}, "there are 2 ranks, from 0 to 1"),
+        ({"context_memory_bytes": 10**12}, "the device has"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pytracer.dry_run(["train.py"], **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cannot run nothing"):
+        pytracer.dry_run(["nothing"])
+
+
+def test_an_option_without_its_device() -> None:
+    done = run_command("run", "--world-size", "8", "train.py")
+    assert done.returncode == 2
+    assert "--world-size needs --dry-run DEVICE" in done.stderr
+    done = run_command("fit", "--on", "h100", "--largest", "batch", "train.py")
+    assert done.returncode != 0
+    assert "the command has no {batch}" in done.stderr

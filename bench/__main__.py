@@ -44,6 +44,7 @@ BENCHES = {
     "reading": Bench(CPU),
     "view": Bench(CPU),
     "recommend": Bench(ACCELERATORS),
+    "dry_run": Bench(CPU, has_rounds=False),
 }
 
 

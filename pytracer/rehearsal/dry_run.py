@@ -125,6 +125,8 @@ def dry_run(
     is_oom = code != 0 and bool(files.numbers.get("ooms"))
     if code != 0 and not is_oom:
         reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
+        if code < 0:
+            reason = f"signal {-code} ended it"
         raise PytracerError(f"the program failed, and not for want of memory: {reason}")
     if not found or not files.numbers:
         raise PytracerError("the program used no device: nothing can be said about its memory")

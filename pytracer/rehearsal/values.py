@@ -25,7 +25,7 @@ _found: dict[tuple[CodeType, int], Value] = {}
 
 def watch(report: Report) -> None:
     """Note each line that copies values from a device, in `report`."""
-    simulated.on_read(lambda _: _note(report, sys._getframe(1)))
+    simulated.on_read(lambda _: _note(report, sys._getframe().f_back))
 
 
 def _note(report: Report, frame: FrameType | None) -> None:

@@ -178,6 +178,22 @@ def test_a_program_that_fails(folder: Path) -> None:
     (folder / "cpu.py").write_text("import torch; torch.zeros(1)")
     with pytest.raises(PytracerError, match="used no device"):
         pytracer.dry_run(["cpu.py"])
+    (folder / "killed.py").write_text("import os, torch; torch.cuda.init(); os.kill(os.getpid(), 9)")
+    with pytest.raises(PytracerError, match="signal 9 ended it"):
+        pytracer.dry_run(["killed.py"])
+
+
+def test_values_that_a_thread_without_python_reads(folder: Path) -> None:
+    # GIVEN a program whose backward pass reads a size, in a thread of torch
+    (folder / "masked.py").write_text(
+        "import torch\n"
+        "x = torch.zeros(8, device='cuda', requires_grad=True)\n"
+        "x[x > 0].sum().backward()\n"
+    )
+    # WHEN it is run, THEN the forward pass's line is named, and no error is printed
+    found = pytracer.dry_run(["masked.py"], output=folder / "out")
+    assert [value.place for value in found.values] == ["masked.py:3"]
+    assert (folder / "out/log.txt").read_text().count("Exception") == 0
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ TABLE = "tests/project/size_budget.ini"
 
 LANGUAGES = {
     "python": ".py .pyi .pth",
-    "cpp": ".cpp .h",
+    "cpp": ".cpp .h .map",
     "typescript": ".ts",
     "javascript": ".mjs",
     "css": ".css",

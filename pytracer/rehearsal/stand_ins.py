@@ -19,8 +19,7 @@ _INITIALISERS = ("trunc_normal_", "orthogonal_", "_no_grad_trunc_normal_")
 def prepare(plan: Plan, report: Report) -> None:
     """Have each part replaced once its module is imported."""
     after_import("torch.distributed.distributed_c10d", lambda c10d: _replace_groups(c10d, plan))
-    if not plan.is_together:
-        after_import("torch.nn.parallel.distributed", _replace_ddp)
+    after_import("torch.nn.parallel.distributed", _replace_ddp)
     after_import("transformers.generation.utils", _end_at_greatest_length)
     if not plan.allow_writes:
         for name in ("safetensors.torch", "torch.distributed.checkpoint.state_dict_saver"):
@@ -140,12 +139,8 @@ def _replace_groups(c10d: Any, plan: Plan) -> None:
         world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
         rank = rank if rank >= 0 else int(os.environ.get("RANK") or 0)
         if plan.is_together:
-            init(
-                "cpu:gloo,cuda:fake,npu:fake",
-                init_method="env://",
-                rank=rank,
-                world_size=world_size,
-            )
+            backends = f"cpu:gloo,{device_backend()}:fake"
+            init(backends, init_method="env://", rank=rank, world_size=world_size)
         else:
             init("fake", rank=rank, world_size=world_size, store=FakeStore())
 
@@ -158,10 +153,8 @@ def _replace_groups(c10d: Any, plan: Plan) -> None:
 
     c10d.init_process_group, c10d.new_group = init_process_group, group
     if plan.is_together:
-        import torch
-
         for name in ("send_object_list", "recv_object_list", "broadcast_object_list"):
-            setattr(c10d, name, _on_host(getattr(c10d, name), torch.device("cpu")))
+            setattr(c10d, name, _on_host(getattr(c10d, name)))
         return
 
     def own(objects: list[Any] | None, thing: Any) -> None:
@@ -173,8 +166,14 @@ def _replace_groups(c10d: Any, plan: Plan) -> None:
     c10d.broadcast_object_list = lambda *_, **__: None
 
 
-def _on_host(function: Callable[..., Any], host: Any) -> Callable[..., Any]:
-    return wraps(function)(lambda *given, **options: function(*given, **options | {"device": host}))
+def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def on_host(*arguments: Any, **options: Any) -> Any:
+        from torch import device
+
+        return function(*arguments, **options | {"device": device("cpu")})
+
+    return on_host
 
 
 def _replace_ddp(module: ModuleType) -> None:

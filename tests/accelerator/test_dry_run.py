@@ -218,3 +218,18 @@ def test_an_option_without_its_device() -> None:
     done = run_command("fit", "--on", "h100", "--largest", "batch", "train.py")
     assert done.returncode != 0
     assert "the command has no {batch}" in done.stderr
+
+
+def test_the_how_tos_example(folder: Path) -> None:
+    # GIVEN the test of the how-to, which has seen a program
+    page = (Path(__file__).parents[2] / "docs/how-to/dry-run.md").read_text()
+    found = re.search(r'```python title="(test_memory.py)"\n(.*?)```', page, re.DOTALL)
+    assert found is not None
+    (folder / found[1]).write_text(found[2])
+    text = "import torch\ntorch.zeros({} << 20, dtype=torch.uint8, device='cuda')\n"
+    command = [sys.executable, "-P", "-m", "pytest", "-q", found[1]]
+    (folder / "train.py").write_text(text.format(100))
+    assert subprocess.run(command, check=False).returncode == 0
+    # WHEN the program takes 6 % more, THEN the test fails
+    (folder / "train.py").write_text(text.format(106))
+    assert subprocess.run(command, check=False).returncode == 1

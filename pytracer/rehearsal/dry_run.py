@@ -95,8 +95,7 @@ def dry_run(
             **plan.variable(),
             SWITCH: "1",
             variable("output"): os.path.abspath(folder),
-            variable("device"): model.backend,
-            "SIMULATED_OTHERS_MB": str(-(-context_memory_bytes >> 20) or 0),
+            "SIMULATED_OTHERS_MB": str(-(-context_memory_bytes >> 20)),
             "SIMULATED_DEVICES": str(min(world_size, RANKS_OF_A_HOST)),
         }
         if device_memory_bytes is not None:
@@ -125,8 +124,7 @@ def dry_run(
     is_oom = code != 0 and bool(files.numbers.get("ooms"))
     if code != 0 and not is_oom:
         reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
-        if code < 0:
-            reason = f"signal {-code} ended it"
+        reason = f"signal {-code} ended it" if code < 0 else reason
         raise PytracerError(f"the program failed, and not for want of memory: {reason}")
     if not found or not files.numbers:
         raise PytracerError("the program used no device: nothing can be said about its memory")

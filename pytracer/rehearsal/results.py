@@ -82,7 +82,9 @@ def result_of(
         device_bytes=device_bytes,
         context_bytes=context_bytes,
         flushes=files.numbers.get("retries", 0),
-        is_least=bool(unknown) or any(value.decides for value in values.values()),
+        is_least=bool(unknown)
+        or any(value.decides for value in values.values())
+        or any(report.stopped == "time" for report in reports),
         unknown=unknown,
         values=sorted(values.values(), key=lambda value: not value.decides),
         steps=max(report.steps for report in reports),
@@ -117,21 +119,30 @@ def _answer(found: DryRun, reports: Sequence[Report], files: RunFiles, plan: Pla
         where = f"{where}, {of_files.where}"
         lines = [line for line in of_files.lines if line.role not in ("do", "more")]
     last = [line for line in of_files.lines if line.role in ("do", "more")]
-    lines = [*_ended(found, reports), *lines, *_values(found), *_notes(found, reports, files)]
-    return Answer(of_files.kind, verdict, where, [*lines, *last])
+    lines = [
+        *_ended(found, reports, files),
+        *lines,
+        *_values(found),
+        *_notes(found, reports, files),
+    ]
+    kind = "none" if found.fits and of_files.kind == "oom" else of_files.kind
+    return Answer(kind, verdict, where, [*lines, *last])
 
 
 _OF_A_FIT = ("held", "lines", "lost")
 
 
-def _ended(found: DryRun, reports: Sequence[Report]) -> Iterator[Line]:
+def _ended(found: DryRun, reports: Sequence[Report], files: RunFiles) -> Iterator[Line]:
     late = next((report for report in reports if report.stopped == "time"), None)
     if late is not None:
         yield Line("ended", f"by the time limit, at {late.place}; it may wait for a value")
     elif any(report.stopped for report in reports):
         steps = number(found.steps, "step")
         yield Line("ended", f"after {steps} of the optimizer; what would follow did not run")
-    if found.fits and found.flushes:
+    ooms = files.numbers.get("ooms", 0)
+    if found.fits and ooms:
+        yield Line("why", f"memory ran out {number(ooms, 'time')}, and the program went on")
+    elif found.fits and found.flushes:
         times = number(found.flushes, "time")
         yield Line("why", f"the allocator gave back its cache {times} to find memory: slow")
 

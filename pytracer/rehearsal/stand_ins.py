@@ -208,16 +208,9 @@ def _leave_out_saves(module: ModuleType, report: Report) -> None:
     def not_saving(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def save(*arguments: Any, **options: Any) -> Any:
-            target = next(
-                (
-                    each
-                    for each in (*arguments[1:], *options.values())
-                    if isinstance(each, str | os.PathLike)
-                ),
-                None,
-            )
-            if target is None:  # into memory
-                return function(*arguments, **options)
+            targets = (*arguments[1:], *options.values())
+            if not any(isinstance(each, str | os.PathLike) for each in targets):
+                return function(*arguments, **options)  # into memory
             report.unsaved += 1
             return None
 

@@ -178,7 +178,9 @@ def test_a_program_that_fails(folder: Path) -> None:
     (folder / "cpu.py").write_text("import torch; torch.zeros(1)")
     with pytest.raises(PytracerError, match="used no device"):
         pytracer.dry_run(["cpu.py"])
-    (folder / "killed.py").write_text("import os, torch; torch.cuda.init(); os.kill(os.getpid(), 9)")
+    (folder / "killed.py").write_text(
+        "import os, torch; torch.cuda.init(); os.kill(os.getpid(), 9)"
+    )
     with pytest.raises(PytracerError, match="signal 9 ended it"):
         pytracer.dry_run(["killed.py"])
 

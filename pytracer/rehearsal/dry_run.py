@@ -16,7 +16,7 @@ from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.run_files import read_run
 from pytracer.rehearsal import libraries
 from pytracer.rehearsal.models import Model, model_of
-from pytracer.rehearsal.plan import Plan, read_reports
+from pytracer.rehearsal.plan import Plan, read_report
 from pytracer.rehearsal.results import DryRun, result_of
 from pytracer.text import printable
 from pytracer.tracing.options import SWITCH, variable
@@ -119,19 +119,17 @@ def dry_run(
         except OSError as error:
             text = printable(shlex.join(command))
             raise PytracerError(f"cannot run {text}: {error.strerror}") from error
-        found = read_reports(Path(reports))
+        report = read_report(Path(reports))
     files = read_run(folder)
     is_oom = code != 0 and bool(files.numbers.get("ooms"))
     if code != 0 and not is_oom:
         reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
         reason = f"signal {-code} ended it" if code < 0 else reason
         raise PytracerError(f"the program failed, and not for want of memory: {reason}")
-    if not found or not files.numbers:
+    if report is None or not files.numbers:
         raise PytracerError("the program used no device: nothing can be said about its memory")
     total_bytes = device_memory_bytes or model.memory_bytes
-    return result_of(
-        command, plan, files, found, is_oom, total_bytes, context_memory_bytes, took_s, folder
-    )
+    return result_of(plan, files, report, is_oom, total_bytes, context_memory_bytes, took_s)
 
 
 def _check(

@@ -62,9 +62,9 @@ def note_unknown(torch: ModuleType, report: Report) -> None:
     properties = torch.cuda.get_device_properties(0) if torch.cuda.is_initialized() else None
     built = torch.cuda.get_arch_list() if properties is not None else []
     if properties is not None and not _has_kernels(built, properties.major, properties.minor):
-        report.warnings.append(
-            f"This torch has no kernels for compute capability {properties.major}."
-            f"{properties.minor}: on a real {properties.name}, the program does not run."
+        report.warning = (
+            f"this torch has no kernels for compute capability {properties.major}."
+            f"{properties.minor}: the program would not run on a real {properties.name}"
         )
 
 

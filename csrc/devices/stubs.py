@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-# The functions of the driver that torch and triton use. Its other functions must be missing: programs
-# look for a function there to learn the abilities of a driver.
+# The functions of the driver that torch and triton use. Its others must be missing: programs look
+# for a function there to learn the abilities of a driver.
 CHOSEN = """
 cuCtxGetSharedMemConfig cuCtxPushCurrent_v2 cuCtxSetLimit cuCtxSynchronize cuFuncSetAttribute
 cuFuncSetCacheConfig cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLinkAddData_v2

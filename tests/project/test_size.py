@@ -40,7 +40,7 @@ TABLE = "tests/project/size_budget.ini"
 
 LANGUAGES = {
     "python": ".py .pyi .pth",
-    "cpp": ".cpp .h .map",
+    "cpp": ".cpp .h",
     "typescript": ".ts",
     "javascript": ".mjs",
     "css": ".css",

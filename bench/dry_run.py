@@ -35,10 +35,11 @@ PROGRAMS = {
 HEAD = """\
 # Dry runs against hardware
 
-`python bench dry_run`, {date}, {cpu}, {cores} cores, Python {python}, torch {torch}. Each program runs by
-`pytracer.dry_run(..., device="h200")`. The measured peaks are those of `hardware_h200.md`, where torch was 2.11.0.
+`python bench dry_run`, {date}, {cpu}, {cores} cores, Python {python}, torch {torch}.
+Each program runs by `pytracer.dry_run(..., device="h200")`. The measured peaks are those of
+`hardware_h200.md`, with torch 2.11.0. Columns have GiB allocated, reserved.
 
-| program | sizes | measured GiB, allocated and reserved | dry run | difference % | seconds | host MiB |
+| program | sizes | measured | dry run | difference % | seconds | host MiB |
 |---|---|---|---|---|---|---|
 """
 

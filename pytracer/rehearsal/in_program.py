@@ -67,7 +67,8 @@ def _write(plan: plans.Plan) -> None:
     torch = sys.modules["torch"]
     if not getattr(torch, stand_ins.device_backend()).is_initialized():
         return
-    _report.world_size = int(os.environ.get("WORLD_SIZE") or 1)
+    if _report.world_size == 1:  # the program made no process group
+        _report.world_size = int(os.environ.get("WORLD_SIZE") or 1)
     _report.versions = _versions(torch)
     with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
         stand_ins.note_unknown(torch, _report)

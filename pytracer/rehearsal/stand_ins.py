@@ -18,7 +18,9 @@ _INITIALISERS = ("trunc_normal_", "orthogonal_", "_no_grad_trunc_normal_")
 
 def prepare(plan: Plan, report: Report) -> None:
     """Have each part replaced once its module is imported."""
-    after_import("torch.distributed.distributed_c10d", lambda c10d: _replace_groups(c10d, plan))
+    after_import(
+        "torch.distributed.distributed_c10d", lambda c10d: _replace_groups(c10d, plan, report)
+    )
     after_import("torch.nn.parallel.distributed", _replace_ddp)
     after_import("transformers.generation.utils", _end_at_greatest_length)
     if not plan.allow_writes:
@@ -120,7 +122,7 @@ def _end_at_greatest_length(module: ModuleType) -> None:
 # --- several ranks --------------------------------------------------------------------------------
 
 
-def _replace_groups(c10d: Any, plan: Plan) -> None:
+def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
     """Have all collectives done by torch's fake process group, whatever backend is asked for."""
     init, new_group = c10d.init_process_group, c10d.new_group
 
@@ -138,6 +140,7 @@ def _replace_groups(c10d: Any, plan: Plan) -> None:
 
         world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
         rank = rank if rank >= 0 else int(os.environ.get("RANK") or 0)
+        report.world_size = world_size
         if plan.is_together:
             backends = f"cpu:gloo,{device_backend()}:fake"
             init(backends, init_method="env://", rank=rank, world_size=world_size)

@@ -130,6 +130,27 @@ def test_one_of_many_ranks(folder: Path) -> None:
     assert found.answer.verdict.startswith("FITS  at least")
 
 
+def test_all_ranks_together(folder: Path) -> None:
+    # GIVEN a program whose ranks send objects to each other
+    script = program(folder, RANKS.replace("[13] * 16", "[0, 1]"), "cuda")
+    # WHEN all run together, THEN each gets the others' objects
+    found = pytracer.dry_run([script], world_size=2, together=True, time_limit_s=100)
+    assert found.fits
+    assert sorted(load(Path(path)).metadata.rank for path in found.paths) == [0, 1]
+
+
+def test_a_program_that_states_its_ranks(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        "import torch\n"
+        "address = 'tcp://127.0.0.1:1'\n"
+        "torch.distributed.init_process_group('nccl', address, rank=3, world_size=4)\n"
+        "torch.distributed.all_reduce(torch.zeros(8, device='cuda'))\n"
+    )
+    found = pytracer.dry_run(["train.py"])
+    assert found.world_size == 4
+    assert found.unknown == ["buffers of collective communication"]
+
+
 def test_a_program_that_waits_for_a_value(folder: Path, backend: str) -> None:
     # GIVEN a program that waits for a value, which a simulated device does not compute
     script = program(folder, ENDLESS, backend)

@@ -91,12 +91,9 @@ def _stop(plan: plans.Plan, why: str) -> NoReturn:
 
     _report.stopped = why
     if why == "time":
-        _report.place = values.place_of(sys._current_frames().get(_main_thread()))
+        main = threading.main_thread().ident or 0
+        _report.place = values.place_of(sys._current_frames().get(main))
     with contextlib.suppress(Exception):
         process.finish()
     _write(plan)
     process.end(0)
-
-
-def _main_thread() -> int:
-    return threading.main_thread().ident or 0

@@ -22,10 +22,8 @@ _report = plans.Report()
 
 
 def prepare() -> None:
-    """Prepare this process for its dry run, if it is in one."""
+    """Prepare this process of a dry run."""
     plan = plans.Plan.of_environment()
-    if plan is None:
-        return
     import_hook.after_import("torch", lambda torch: _begin(torch, plan))
     stand_ins.prepare(plan, _report)
 

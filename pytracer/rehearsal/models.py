@@ -20,7 +20,8 @@ class Model:
             for its workspaces. 0: an NPU.
         multiprocessors: Their number.
         l2_bytes: The size of the cache of the second level.
-        shared_bytes: The shared memory of a multiprocessor. From 8.0 on, a block can have 1 KiB less.
+        shared_bytes: The shared memory of a multiprocessor. From 8.0 on, a block can have 1 KiB
+            less.
         threads: The threads of a multiprocessor.
     """
 

@@ -36,10 +36,9 @@ class Plan:
     folder: str
 
     @staticmethod
-    def of_environment() -> "Plan | None":
-        """Return the plan of this process; None: it is in no dry run."""
-        text = os.environ.get(VARIABLE)
-        return None if not text else Plan(**json.loads(text))
+    def of_environment() -> "Plan":
+        """Return the plan of this process of a dry run."""
+        return Plan(**json.loads(os.environ[VARIABLE]))
 
     def variable(self) -> dict[str, str]:
         """Return the variable that a process of the dry run needs."""

@@ -63,7 +63,9 @@ def note_unknown(torch: ModuleType, report: Report) -> None:
         _note(report, "buffers of collective communication")
     if torch.cuda.is_initialized():
         major, minor = torch.cuda.get_device_capability()
-        if not _has_kernels(torch.cuda.get_arch_list(), major, minor):
+        names = (name.strip("acf").rpartition("_")[2] for name in torch.cuda.get_arch_list())
+        built = [divmod(int(name), 10) for name in names]
+        if not any(first == major and second <= minor for first, second in built):
             report.warning = (
                 f"this torch has no kernels for compute capability {major}.{minor}: the program "
                 "would not run on the real device"
@@ -73,11 +75,6 @@ def note_unknown(torch: ModuleType, report: Report) -> None:
 def _note(report: Report, text: str) -> None:
     if text not in report.unknown:
         report.unknown.append(text)
-
-
-def _has_kernels(built: list[str], major: int, minor: int) -> bool:
-    versions = [divmod(int(text.strip("acf").rpartition("_")[2]), 10) for text in built]
-    return any(each[0] == major and each[1] <= minor for each in versions)
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ Long lists have their first item and a digest of the rest, so that a changed row
 the text. The width of the terminal, the time zone and the current folder are fixed.
 """
 
+import functools
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -19,15 +21,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any, NamedTuple
 
 import numpy as np
 import page_decoder
 import planted_fleet
 import pyarrow.parquet as parquet
+import pytest
 from click.testing import CliRunner
 
+from pytracer import analysis, commands, page, reading, recommendation
+from pytracer.analysis.device_data import device_data
+from pytracer.analysis.diff.summaries import summarise
+from pytracer.analysis.report import report_device
 from pytracer.commands.main import main
+from pytracer.reading.reader import load
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
@@ -45,6 +54,10 @@ FIRST = 1
 """So many items of a long list are in the text."""
 LINES = 40
 """So many lines of a list of stacks are in the text."""
+
+SHARED = (load, device_data, report_device, summarise)
+"""The commands share what these return for a recording: most of the time was that."""
+KEPT = 8
 
 Arguments = tuple[str, ...]
 
@@ -189,10 +202,27 @@ def _json(value: Any, indent: str = "") -> str:
 
 
 @contextmanager
+def shared_results() -> Iterator[None]:
+    """Let the commands share what `SHARED` returns, in all modules that use it."""
+    packages = (analysis, commands, page, reading, recommendation)
+    found = [
+        info for each in packages for info in walk_packages(each.__path__, f"{each.__name__}.")
+    ]
+    modules = [importlib.import_module(info.name) for info in found]
+    with pytest.MonkeyPatch.context() as patch:
+        for function in SHARED:
+            cached, name = functools.lru_cache(KEPT)(function), function.__name__
+            for module in modules:
+                if vars(module).get(name) is function:
+                    patch.setattr(module, name, cached)
+        yield
+
+
+@contextmanager
 def folder_of_commands() -> Iterator[Path]:
     """Make the folder in which the commands run the current one, in the time zone UTC."""
     before, zone = Path.cwd(), os.environ.get("TZ")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, shared_results():
         os.environ["TZ"] = "UTC"
         time.tzset()
         os.chdir(name)

@@ -12,16 +12,14 @@ the text. The width of the terminal, the time zone and the current folder are fi
 
 import functools
 import hashlib
-import importlib
 import json
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +29,7 @@ import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
 
-from pytracer import analysis, commands, page, reading, recommendation
-from pytracer.analysis.device_data import device_data
-from pytracer.analysis.diff.summaries import summarise
-from pytracer.analysis.report import report_device
 from pytracer.commands.main import main
-from pytracer.reading.reader import load
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
@@ -55,9 +48,17 @@ FIRST = 1
 LINES = 40
 """So many lines of a list of stacks are in the text."""
 
-SHARED = (load, device_data, report_device, summarise)
-"""The commands share what these return for a recording: most of the time was that."""
-KEPT = 8
+SHARED = {
+    "load": "commands.show commands.show_answer commands.diff recommendation.recommend",
+    "device_data": "analysis.explanation analysis.groups analysis.report analysis.diff.summaries "
+    "commands.show_answer page.open_file recommendation.recommend",
+    "report_device": "analysis.report analysis.diff.summaries",
+    "summarise": "commands.diff",
+}
+"""The functions whose results for a recording the commands share, and the modules that call them.
+
+Otherwise, most of the time would be that of reading each recording 30 times.
+"""
 
 Arguments = tuple[str, ...]
 
@@ -202,36 +203,20 @@ def _json(value: Any, indent: str = "") -> str:
 
 
 @contextmanager
-def shared_results() -> Iterator[None]:
-    """Let the commands share what `SHARED` returns, in all modules that use it."""
-    packages = (analysis, commands, page, reading, recommendation)
-    found = [
-        info for each in packages for info in walk_packages(each.__path__, f"{each.__name__}.")
-    ]
-    modules = [importlib.import_module(info.name) for info in found]
-    with pytest.MonkeyPatch.context() as patch:
-        for function in SHARED:
-            cached, name = functools.lru_cache(KEPT)(function), function.__name__
-            for module in modules:
-                if vars(module).get(name) is function:
-                    patch.setattr(module, name, cached)
-        yield
-
-
-@contextmanager
 def folder_of_commands() -> Iterator[Path]:
     """Make the folder in which the commands run the current one, in the time zone UTC."""
-    before, zone = Path.cwd(), os.environ.get("TZ")
-    with tempfile.TemporaryDirectory() as name, shared_results():
-        os.environ["TZ"] = "UTC"
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        for function, modules in SHARED.items():
+            places = [import_module(f"pytracer.{module}") for module in modules.split()]
+            shared = functools.lru_cache(8)(getattr(places[0], function))
+            for place in places:
+                patch.setattr(place, function, shared)
+        patch.setenv("TZ", "UTC")
+        patch.chdir(name)
         time.tzset()
-        os.chdir(name)
-        try:
-            yield Path(name)
-        finally:
-            os.chdir(before)
-            os.environ.pop("TZ") if zone is None else os.environ.update(TZ=zone)
-            time.tzset()
+        yield Path(name)
+        patch.undo()
+        time.tzset()
 
 
 def write() -> None:

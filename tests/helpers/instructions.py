@@ -302,9 +302,9 @@ def attach_fake_autograd(folder: Path) -> ctypes.CDLL:
 
 
 def per_pair(counter: Counter, body: Body, frames: int) -> float:
-    # The first loop fills the ring and the stack table; its count is not used.
-    _, once, twice = (at_depth(frames, body, counter, times * PAIRS) for times in (1, 1, 2))
-    return (twice - once) / PAIRS
+    at_depth(frames, body, counter, PAIRS)  # fills the ring and the stack table
+    once = at_depth(frames, body, counter, PAIRS)
+    return (at_depth(frames, body, counter, 2 * PAIRS) - once) / PAIRS
 
 
 def added(

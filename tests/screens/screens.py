@@ -32,7 +32,6 @@ from click.testing import CliRunner
 from pytracer.commands.main import main
 
 HERE = Path(__file__).parent
-TESTS = HERE.parent
 TEXTS = HERE / "texts"
 RECORDINGS = HERE / "recordings"
 SUFFIX = ".pickle.gz"
@@ -75,7 +74,7 @@ def screens(folder: Path) -> list[Screen]:
 
     Files have the same names there as in the text: `golden/…`, `recordings/…` and `fleet`.
     """
-    for name, source in (("golden", TESTS / "golden"), ("recordings", RECORDINGS)):
+    for name, source in (("golden", HERE.parent / "golden"), ("recordings", RECORDINGS)):
         (folder / name).symlink_to(source)
     planted_fleet.make(folder / "fleet", planted_fleet.planned(ranks=13, steps=2))
     groups = [sorted(folder.glob(f"golden/{where}*.pickle")) for where in ("", "native/")]

@@ -80,7 +80,10 @@ def command(
     PYTRACER_METADATA=batch=4 pytracer run -o 4.pickle train.py --batch 4
     pytracer fit 2.pickle 4.pickle --at batch=16 --device-memory 80GiB
 
-    Predicts the peaks of the program at other sizes of its data from recordings at small sizes: how
+    With --on, runs the program itself at these sizes: by torch's own allocator, on devices that are
+    not there. Needs a build of torch for CUDA, or torch_npu.
+
+    From recordings, predicts the peaks of the program at other sizes of its data from recordings at small sizes: how
     each request grows, and how the allocator would serve all of them. Recordings that do not name
     their sizes are given as FILE@batch=2. Directories are of all ranks of a run: the answer is of
     the rank that needs most. Needs neither torch nor a device.
@@ -92,6 +95,8 @@ def command(
     if devices is not None:
         from pytracer.commands.fit_on import fit_on  # not needed for recordings
 
+        if settings or scale or device is not None or plot_path is not None:
+            raise click.UsageError("--set, --scale, --device and --plot are for recordings")
         if device_memory_bytes is not None:
             for_dry_run["device_memory_bytes"] = device_memory_bytes
         context.exit(fit_on(devices, paths, at or {}, largest, json_output, **for_dry_run))

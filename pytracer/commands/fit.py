@@ -83,10 +83,10 @@ def command(
     With --on, runs the program itself at these sizes: by torch's own allocator, on devices that are
     not there. Needs a build of torch for CUDA, or torch_npu.
 
-    From recordings, predicts the peaks of the program at other sizes of its data from recordings at small sizes: how
-    each request grows, and how the allocator would serve all of them. Recordings that do not name
-    their sizes are given as FILE@batch=2. Directories are of all ranks of a run: the answer is of
-    the rank that needs most. Needs neither torch nor a device.
+    From recordings at small sizes, predicts the peaks at others: how each request grows, and how
+    the allocator would serve all of them. Recordings that do not name their sizes are given as
+    FILE@batch=2. Directories are of all ranks of a run: the answer is of the rank that needs most.
+    Needs neither torch nor a device.
 
     The exit code is 0 if the run fits or the memory of the device is unknown, 4 if it does not fit,
     and 3 if the bounds do not decide. It is 1 if a recording cannot be read.

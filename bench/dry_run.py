@@ -17,8 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from harness import arguments
-from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import track
 
 import pytracer
@@ -40,7 +38,7 @@ HEAD = """\
 
 `python bench dry_run`, {date}, {cores} cores, Python {python}, torch {torch}.
 Each program runs by `pytracer.dry_run(..., device="h200")`. The measured peaks are those of
-`hardware_h200.md`, with torch 2.11.0. Columns have GiB allocated, reserved.
+`hardware_h200.md`, with torch 2.11.0, rounded. The columns have GiB allocated, reserved.
 
 | program | sizes | measured | dry run | difference % | seconds | host MiB |
 |---|---|---|---|---|---|---|
@@ -94,7 +92,7 @@ def main() -> None:
         for title, name, sizes, measured in track(rows):
             cells = compared(name, sizes, measured, Path(scratch, name + sizes))
             text += f"| {title} | {' | '.join([sizes, *cells])} |\n"
-    Console().print(Markdown(text))
+    print(text)
     options.json.write_text(text)
 
 

@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
 # What the accelerators' tests run on: torch's real allocators over simulated devices, which need no
-# GPU, no NPU and none of their libraries (tests/devices/README.md).
+# GPU, no NPU and none of their libraries (csrc/devices/README.md).
 ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \

@@ -29,7 +29,7 @@ class Bench(NamedTuple):
     devices: tuple[str, ...]
     has_rounds: bool = True
     simulated: dict[str, str] | None = None
-    """The settings of simulated devices that the benchmark needs (tests/devices/README.md)."""
+    """The settings of simulated devices that the benchmark needs (csrc/devices/README.md)."""
 
 
 BENCHES = {

@@ -45,4 +45,13 @@ class Addresses {
   std::map<uintptr_t, size_t> free_;  // begin to size
 };
 
+// Returns the entry of an address-keyed map whose range contains the address, or end().
+template <typename Map, typename Size>
+typename Map::iterator entry_around(Map& map, uintptr_t address, Size size_of) {
+  auto after = map.upper_bound(address);
+  if (after == map.begin()) return map.end();
+  const auto entry = std::prev(after);
+  return address < entry->first + size_of(entry->second) ? entry : map.end();
+}
+
 }  // namespace simulated

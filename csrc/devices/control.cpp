@@ -40,7 +40,8 @@ struct Number {
   int64_t unit = 1;
 };
 
-// Those of an A100 are the default. Of two variables for one member, the later one wins if it is set.
+// Those of an A100 are the default. Of two variables for one member, the later one wins if it is
+// set.
 constexpr Number kNumbers[] = {
     {"SIMULATED_CAPACITY_MB", &Settings::capacity, 16384, 0, kMost, kMiB},
     {"SIMULATED_CAPACITY_BYTES", &Settings::capacity, -1, 0, kMost * kMiB},
@@ -118,6 +119,7 @@ void remember_fork() {
 // not inherit a mutex that another thread of its parent holds.
 __attribute__((constructor)) void watch_forks() {
   pthread_atfork(lock_memory, unlock_memory, unlock_memory);
+  pthread_atfork(lock_copies, unlock_copies, unlock_copies);
   pthread_atfork(lock_queues, unlock_queues, unlock_queues);
   pthread_atfork(nullptr, nullptr, remember_fork);
 }

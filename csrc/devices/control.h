@@ -38,7 +38,19 @@ std::vector<int> visible_devices(const char* variable);
 
 // The counted driver calls; simulated.py's counter() takes the names in control.cpp. The last one
 // counts workspaces of unknown size, for which a program got none.
-enum class Counter { malloc, free, create, release, map, unmap, launch, memcpy, memset, stub, unknown_workspaces };
+enum class Counter {
+  malloc,
+  free,
+  create,
+  release,
+  map,
+  unmap,
+  launch,
+  memcpy,
+  memset,
+  stub,
+  unknown_workspaces
+};
 void count(Counter counter) noexcept;
 uint64_t counted(Counter counter) noexcept;
 

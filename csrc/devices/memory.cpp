@@ -4,13 +4,10 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <string>
 #include <unordered_map>
-#include <utility>
 
 #include "addresses.h"
 #include "control.h"
@@ -120,73 +117,6 @@ Model& model() {
 }
 
 using Lock = std::lock_guard<std::mutex>;
-
-// Returns the entry of an address-keyed map whose range contains the address, or end().
-template <typename Map, typename Size>
-typename Map::iterator entry_around(Map& map, uintptr_t address, Size size_of) {
-  auto after = map.upper_bound(address);
-  if (after == map.begin()) return map.end();
-  const auto entry = std::prev(after);
-  return address < entry->first + size_of(entry->second) ? entry : map.end();
-}
-
-// What was last copied to the devices in small pieces. It can be read back until the next launch,
-// which could overwrite it: programs exchange shapes, counts and seeds in this way.
-struct Known {
-  static constexpr size_t kMostBytes = 64 << 10;
-  static constexpr size_t kMostPieces = 4096;
-
-  std::mutex mutex;
-  std::map<uintptr_t, std::string> pieces;  // they do not overlap
-  uint64_t launches = 0;
-
-  bool recall(uintptr_t start, size_t bytes, std::string* content) {
-    forget_after_launch();
-    while (content->size() < bytes) {
-      const uintptr_t at = start + content->size();
-      const auto piece = entry_around(pieces, at, [](const std::string& each) {
-        return each.size();
-      });
-      if (piece == pieces.end()) return false;
-      content->append(piece->second, at - piece->first, bytes - content->size());
-    }
-    return true;
-  }
-
-  void forget(uintptr_t start, size_t bytes) {
-    forget_after_launch();
-    const uintptr_t end = start + bytes;
-    auto piece = pieces.upper_bound(start);
-    if (piece != pieces.begin()) --piece;
-    while (piece != pieces.end() && piece->first < end) {
-      const auto [from, content] = *piece;
-      if (from + content.size() <= start) {
-        ++piece;
-        continue;
-      }
-      piece = pieces.erase(piece);
-      if (from < start) pieces[from] = content.substr(0, start - from);
-      if (from + content.size() > end) pieces[end] = content.substr(end - from);
-    }
-  }
-
-  void remember(uintptr_t start, std::string content) {
-    if (pieces.size() >= kMostPieces) pieces.clear();
-    if (!content.empty()) pieces[start] = std::move(content);
-  }
-
- private:
-  void forget_after_launch() {
-    const uint64_t now = counted(Counter::launch);
-    if (now != launches) pieces.clear();
-    launches = now;
-  }
-};
-
-Known& known() {
-  static auto* only = new Known;
-  return *only;
-}
 
 }  // namespace
 
@@ -345,49 +275,6 @@ bool is_device_address(const void* address) noexcept {
   return number(address) - window().start < window().bytes;
 }
 
-void copy(void* destination, const void* source, size_t bytes) {
-  count(Counter::memcpy);
-  const bool to_device = is_device_address(destination);
-  const bool from_device = is_device_address(source);
-  if (settings().backed || (!to_device && !from_device)) {
-    std::memmove(destination, source, bytes);
-    return;
-  }
-  std::string content;
-  bool is_known = bytes <= Known::kMostBytes;
-  {
-    Known& all = known();
-    Lock lock(all.mutex);
-    if (is_known && from_device) is_known = all.recall(number(source), bytes, &content);
-    if (is_known && !from_device) content.assign(static_cast<const char*>(source), bytes);
-    if (to_device) {
-      all.forget(number(destination), bytes);
-      if (is_known) all.remember(number(destination), std::move(content));
-      return;
-    }
-  }
-  if (is_known) {
-    std::memcpy(destination, content.data(), bytes);
-  } else {
-    std::memset(destination, 0, bytes);
-    note_read(bytes);
-  }
-}
-
-void fill(void* destination, int value, size_t bytes) noexcept {
-  count(Counter::memset);
-  if (settings().backed || !is_device_address(destination)) {
-    std::memset(destination, value, bytes);
-    return;
-  }
-  Known& all = known();
-  Lock lock(all.mutex);
-  all.forget(number(destination), bytes);
-  if (bytes <= Known::kMostBytes) {
-    all.remember(number(destination), std::string(bytes, static_cast<char>(value)));
-  }
-}
-
 void register_host(const void* address, size_t bytes) {
   Lock lock(model().mutex);
   model().host[number(address)] = bytes;
@@ -405,14 +292,7 @@ bool is_registered_host(const void* address) {
          all.host.end();
 }
 
-void lock_memory() {
-  model().mutex.lock();
-  known().mutex.lock();
-}
-
-void unlock_memory() {
-  known().mutex.unlock();
-  model().mutex.unlock();
-}
+void lock_memory() { model().mutex.lock(); }
+void unlock_memory() { model().mutex.unlock(); }
 
 }  // namespace simulated

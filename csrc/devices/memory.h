@@ -67,5 +67,7 @@ bool is_registered_host(const void* address);
 // Called before and after fork().
 void lock_memory();
 void unlock_memory();
+void lock_copies();
+void unlock_copies();
 
 }  // namespace simulated

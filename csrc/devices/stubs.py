@@ -14,21 +14,14 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-# The functions that torch and triton use of libraries whose other functions must be missing:
-# programs look for a function there to learn the abilities of a driver.
+# The functions of the driver that torch and triton use. Its others must be missing: programs look
+# for a function there to learn the abilities of a driver.
 CHOSEN = """
 cuCtxGetSharedMemConfig cuCtxPushCurrent_v2 cuCtxSetLimit cuCtxSynchronize cuFuncSetAttribute
 cuFuncSetCacheConfig cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLinkAddData_v2
 cuLinkComplete cuLinkCreate_v2 cuMemsetD32Async cuModuleUnload cuMulticastAddDevice
 cuMulticastBindMem cuMulticastCreate cuMulticastUnbind cuStreamSynchronize cuStreamWriteValue32
-cuStreamWriteValue32_v2 cuTensorMapEncodeIm2col cuTensorMapEncodeTiled cuptiActivityDisable
-cuptiActivityEnable cuptiActivityEnableCudaEventDeviceTimestamps cuptiActivityEnableDriverApi
-cuptiActivityEnableRuntimeApi cuptiActivityFlushAll cuptiActivityGetNextRecord
-cuptiActivityGetNumDroppedRecords cuptiActivityPopExternalCorrelationId
-cuptiActivityPushExternalCorrelationId cuptiActivityRegisterCallbacks
-cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute cuptiEnableCallback
-cuptiEnableDomain cuptiFinalize cuptiGetResultString cuptiGetVersion cuptiSubscribe
-cuptiUnsubscribe
+cuStreamWriteValue32_v2 cuTensorMapEncodeIm2col cuTensorMapEncodeTiled
 """
 
 _BOTH = "cuda.1 nvidia-ml.1 cudnn.9 cudnn_adv.9 cudnn_cnn.9 cudnn_graph.9 cudnn_ops.9 cufile.0"
@@ -80,11 +73,14 @@ def source(symbols: Iterable[str]) -> str:
 
     A symbol is a name, and the results that the function writes: "7:8" is the address of 8 bytes,
     which is the argument 7 among those that are no floating-point numbers. All of them are sizes.
+    "data" stands for a variable.
     """
     simple, sized = [], []
     for name, *results in map(str.split, sorted(symbols)):
         is_launch, creates = LAUNCHES.fullmatch(name), CREATES.fullmatch(name)
-        if results:
+        if results == ["data"]:
+            sized.append(f"WEAK char {name}[4096];\n")
+        elif results:
             sized.append(_sized(name, dict(each.split(":") for each in results)))
         else:
             simple.append(f"{'launch' if is_launch else 'create' if creates else 'stub'} {name}\n")

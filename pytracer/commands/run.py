@@ -132,6 +132,7 @@ def _dry_run(command: list[str], **options: Any) -> int:
     from pytracer.rehearsal.dry_run import dry_run
 
     click.echo(dry_run_options.WARNING, err=True)
-    found = dry_run(command, is_quiet=False, **options)
+    output = options["variables"].pop(variable("output"), None)
+    found = dry_run(command, is_quiet=False, output=output, **options)
     echo_answer(found.answer)
     return 0 if found.fits else dry_run_options.DOES_NOT_FIT

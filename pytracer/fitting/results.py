@@ -174,6 +174,9 @@ _LEAST_SHARE = 0.01
 _VERDICTS = {FITS: "FITS", DOES_NOT_FIT: "DOES NOT FIT", UNKNOWN: "CAN'T TELL", NO_DEVICE: "PEAK"}
 
 
+_DRY_RUN = "runs the program itself at this size, on a device that is not there"
+
+
 def answer_of(found: Fit) -> Answer:
     """Return the answer in lines."""
     target = found.target
@@ -181,10 +184,12 @@ def answer_of(found: Fit) -> Answer:
     by = " BY ESTIMATE" if found.is_estimate else ""
     verdict = f"{_VERDICTS[found.kind]}{by}: {sizes_text(target.sizes)}{room}"
     kind = {DOES_NOT_FIT: "oom", FITS: "none"}.get(found.kind, "unknown")
+    at = ",".join(f"{name}={value}" for name, value in target.sizes.items())
     where = f"{found.device}, {number(len(found.files), 'recording')}"
     lines = [
         *(*_peaks(found), *_certainty(found), *_room(found), *_growth(found), *_table(found)),
         *(Line("note", note) for note in found.notes),
+        Line("more", f"pytracer fit --on DEVICE --at {at} -- PROGRAM", _DRY_RUN, is_command=True),
     ]
     return Answer(kind, verdict, where, lines)  # type: ignore[arg-type]
 

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from pytracer.backends.hook_folders import HookFolders
 from pytracer.child_process import last_exception, run_to_end
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.run_files import read_run
 from pytracer.rehearsal import libraries
 from pytracer.rehearsal.models import Model, model_of
-from pytracer.rehearsal.plan import Plan, read_reports
+from pytracer.rehearsal.plan import Plan, read_report
 from pytracer.rehearsal.results import DryRun, result_of
 from pytracer.text import printable
 from pytracer.tracing.options import SWITCH, variable
@@ -27,9 +28,13 @@ code of kernels. It is between 0.3 and 1.5 GiB."""
 RANKS_OF_A_HOST = 8
 _OFFLINE = {
     **{"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "offline"},
-    **{"HF_HUB_OFFLINE": "1", "CLEARML_OFFLINE_MODE": "1", "MLFLOW_TRACKING_URI": ""},
+    **{"HF_HUB_OFFLINE": "1", "CLEARML_OFFLINE_MODE": "1"},
 }
 """Variables that keep loggers and hubs from sending anything, unless they are set already."""
+
+_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""The caches of kernels, in a folder of their own: real devices shall run none that was timed here.
+"""
 
 _PATIENCE_S = 30.0  # after the limit, for a process that does not end itself
 
@@ -90,8 +95,7 @@ def dry_run(
             **plan.variable(),
             SWITCH: "1",
             variable("output"): os.path.abspath(folder),
-            variable("device"): model.backend,
-            "SIMULATED_OTHERS_MB": str(-(-context_memory_bytes >> 20) or 0),
+            "SIMULATED_OTHERS_MB": str(-(-context_memory_bytes >> 20)),
             "SIMULATED_DEVICES": str(min(world_size, RANKS_OF_A_HOST)),
         }
         if device_memory_bytes is not None:
@@ -100,7 +104,9 @@ def dry_run(
             environment |= _rank_variables(rank, world_size)
         if not environment.get(variable("ranks")):
             environment.setdefault(variable("all_ranks"), "1")
-        _keep_caches_apart(environment)
+        cache = HookFolders().destination().directory / "dry_run"
+        for name, below in _CACHES.items():
+            environment.setdefault(name, str(cache / below))
         try:
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / "log.txt" if is_quiet else None
@@ -113,22 +119,19 @@ def dry_run(
         except OSError as error:
             text = printable(shlex.join(command))
             raise PytracerError(f"cannot run {text}: {error.strerror}") from error
-        found = read_reports(Path(reports))
+        report = read_report(Path(reports))
     files = read_run(folder)
     is_oom = code != 0 and bool(files.numbers.get("ooms"))
     if code != 0 and not is_oom:
         reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
-        if code < 0:
-            reason = f"signal {-code} ended it"
+        reason = f"signal {-code} ended it" if code < 0 else reason
         if world_size > 1 and not together:
             reason += " (ranks that send objects to each other have to run together)"
         raise PytracerError(f"the program failed, and not for want of memory: {reason}")
-    if not found or not files.numbers:
+    if report is None or not files.numbers:
         raise PytracerError("the program used no device: nothing can be said about its memory")
     total_bytes = device_memory_bytes or model.memory_bytes
-    return result_of(
-        command, plan, files, found, is_oom, total_bytes, context_memory_bytes, took_s, folder
-    )
+    return result_of(plan, files, report, is_oom, total_bytes, context_memory_bytes, took_s)
 
 
 def _check(
@@ -171,11 +174,3 @@ def _whole_command(command: Sequence[str], processes: int) -> list[str]:
     if not is_python and shutil.which(command[0]) is None:
         raise ConfigError(f"cannot run {command[0]}: give a script, `-m MODULE` or a program")
     return [*([sys.executable] if is_python else []), *command]
-
-
-def _keep_caches_apart(environment: dict[str, str]) -> None:
-    """Keep kernels apart that were compiled and timed here: no real device should run them."""
-    cache = os.path.join(tempfile.gettempdir(), f"pytracer_dry_run_{os.getuid()}")
-    os.makedirs(cache, mode=0o700, exist_ok=True)
-    environment.setdefault("TRITON_CACHE_DIR", os.path.join(cache, "triton"))
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(cache, "inductor"))

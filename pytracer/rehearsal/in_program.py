@@ -68,7 +68,6 @@ def _write(plan: plans.Plan) -> None:
     if not getattr(torch, stand_ins.device_backend()).is_initialized():
         return
     if _report.world_size == 1:  # the program made no process group
-        _report.rank = int(os.environ.get("RANK") or 0)
         _report.world_size = int(os.environ.get("WORLD_SIZE") or 1)
     _report.versions = _versions(torch)
     with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it

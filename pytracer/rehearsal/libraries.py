@@ -51,7 +51,9 @@ def environment(backend: str) -> dict[str, str]:
     LD_LIBRARY_PATH, where programs find a driver that they open by its name.
     """
     folders = [folder(backend)]
-    changes: dict[str, str] = {}
+    # A thread of torch that Python stops while it ends is waited for (csrc/devices/exit.cpp).
+    wait = "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"
+    changes = {wait: os.environ.get(wait, "1")}
     preloaded = [_own(MODEL)]
     if backend == "npu":
         # torch_npu looks for CANN's Python packages and operators here; there are none.

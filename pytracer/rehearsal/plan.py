@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 VARIABLE = "PYTRACER_DRY_RUN"
 
@@ -63,7 +62,6 @@ class Report:
     """What a process of a dry run says of itself at its end.
 
     Attributes:
-        rank: Its rank; 0 without one.
         world_size: The number of ranks.
         steps: How many steps an optimizer made.
         stopped: Why the process ended early: "steps", "time"; "": it did not.
@@ -72,10 +70,9 @@ class Report:
         values: The lines that read values.
         unsaved: How many checkpoints were not written.
         unknown: What takes memory of a real device, and none here, as parts of a sentence.
-        warnings: Further sentences.
+        warning: Why the program would not run on the real device; "": it would.
     """
 
-    rank: int = 0
     world_size: int = 1
     steps: int = 0
     stopped: str = ""
@@ -84,19 +81,30 @@ class Report:
     values: list[Value] = field(default_factory=list)
     unsaved: int = 0
     unknown: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warning: str = ""
 
     def write(self, folder: str) -> None:
         """Write the report of this process."""
         Path(folder, f"{os.getpid()}.json").write_text(json.dumps(asdict(self)))
 
 
-def read_reports(folder: Path) -> list[Report]:
-    """Return the reports of all processes, by rank. They are our own, in a folder of our own."""
-    found = [_report(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
-    return sorted(found, key=lambda report: report.rank)
+def read_report(folder: Path) -> Report | None:
+    """Return one report of all processes; None: none of them used a device.
 
-
-def _report(content: dict[str, Any]) -> Report:
-    values = [Value(**value) for value in content.pop("values")]
-    return Report(**content, values=values)
+    The files are our own, in a folder of our own.
+    """
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    whole = Report()
+    for each in found:
+        values = [Value(**value) for value in each.pop("values")]
+        known = {value.place for value in whole.values}
+        whole.values += [value for value in values if value.place not in known]
+        whole.unknown += [text for text in each.pop("unknown") if text not in whole.unknown]
+        whole.steps = max(whole.steps, each["steps"])
+        whole.world_size = max(whole.world_size, each["world_size"])
+        whole.unsaved += each["unsaved"]
+        whole.stopped = whole.stopped or each["stopped"]
+        whole.place = whole.place or each["place"]
+        whole.versions = each["versions"]
+        whole.warning = each["warning"]
+    return whole if found else None

@@ -1,8 +1,7 @@
 """The result of a dry run, and its answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_of_files import answer_of_files, answered_file
@@ -60,37 +59,34 @@ class DryRun(BriefRepr):
 
 
 def result_of(
-    command: Sequence[str],
     plan: Plan,
     files: RunFiles,
-    reports: Sequence[Report],
+    report: Report,
     is_oom: bool,
     device_bytes: int,
     context_bytes: int,
     seconds: float,
-    folder: Path,
 ) -> DryRun:
     """Return what a dry run found, from its recordings and what its processes said."""
-    unknown = list(dict.fromkeys(text for report in reports for text in report.unknown))
-    values = {value.place: value for report in reports for value in report.values}
+    decides = any(value.decides for value in report.values)
     found = DryRun(
         fits=not is_oom,
         device=plan.device,
-        world_size=max(report.world_size for report in reports),
+        world_size=report.world_size,
         peak_allocated_bytes=files.numbers["peak_allocated_bytes"],
         peak_reserved_bytes=files.numbers["peak_reserved_bytes"],
         device_bytes=device_bytes,
         context_bytes=context_bytes,
         flushes=files.numbers.get("retries", 0),
-        is_least=bool(unknown) or any(value.decides for value in values.values()),
-        unknown=unknown,
-        values=sorted(values.values(), key=lambda value: not value.decides),
-        steps=max(report.steps for report in reports),
+        is_least=decides or bool(report.unknown) or report.stopped == "time",
+        unknown=report.unknown,
+        values=sorted(report.values, key=lambda value: not value.decides),
+        steps=report.steps,
         seconds=seconds,
         paths=[str(path) for path in files.paths],
         answer=_answer_of_files(files),
     )
-    return replace(found, answer=_answer(found, reports, files, plan))
+    return replace(found, answer=_answer(found, report, files))
 
 
 def _answer_of_files(files: RunFiles) -> Answer:
@@ -99,41 +95,45 @@ def _answer_of_files(files: RunFiles) -> Answer:
     return answer_of_files([answered_file(each, explain(each, None, tried)) for each in snapshots])
 
 
-def _answer(found: DryRun, reports: Sequence[Report], files: RunFiles, plan: Plan) -> Answer:
-    of_files, lines = found.answer, []
+def _answer(found: DryRun, report: Report, files: RunFiles) -> Answer:
+    answer = found.answer
+    last = [line for line in answer.lines if line.role in ("do", "more")]
+    lines = [line for line in answer.lines if line not in last]
     where = found.device
     if found.world_size > 1:
         where += f", {number(found.world_size, 'rank')}"
     if found.fits:
-        least = "at least" if found.is_least else "peak"
         reserved = found.peak_reserved_bytes
         verdict = (
-            f"FITS  {least} {size(found.peak_allocated_bytes)} of {size(found.device_bytes)}, "
+            f"FITS  {'at least' if found.is_least else 'peak'} {size(found.peak_allocated_bytes)} "
+            f"of {size(found.device_bytes)}, "
             f"reserved {size(reserved)} ({100 * reserved / found.device_bytes:.0f} %)"
         )
-        lines = [line for line in of_files.lines if line.role in _OF_A_FIT]
-    else:
-        verdict = of_files.verdict
-        where = f"{where}, {of_files.where}"
-        lines = [line for line in of_files.lines if line.role not in ("do", "more")]
-    last = [line for line in of_files.lines if line.role in ("do", "more")]
-    lines = [*_ended(found, reports), *lines, *_values(found), *_notes(found, reports, files)]
-    return Answer(of_files.kind, verdict, where, [*lines, *last])
+        kind = "none" if answer.kind == "oom" else answer.kind
+        answer = replace(answer, kind=kind, verdict=verdict, where="")
+        lines = [*_remarks(files), *(line for line in lines if line.role in _OF_A_FIT)]
+    where = ", ".join(filter(None, (where, answer.where)))
+    lines = [*_ended(report), *lines, *_values(found), *_notes(found, report, files), *last]
+    return replace(answer, where=where, lines=lines)
 
 
 _OF_A_FIT = ("held", "lines", "lost")
 
 
-def _ended(found: DryRun, reports: Sequence[Report]) -> Iterator[Line]:
-    late = next((report for report in reports if report.stopped == "time"), None)
-    if late is not None:
-        yield Line("ended", f"by the time limit, at {late.place}; it may wait for a value")
-    elif any(report.stopped for report in reports):
-        steps = number(found.steps, "step")
-        yield Line("ended", f"after {steps} of the optimizer; what would follow did not run")
-    if found.fits and found.flushes:
-        times = number(found.flushes, "time")
+def _remarks(files: RunFiles) -> Iterator[Line]:
+    if ooms := files.numbers.get("ooms", 0):
+        yield Line("why", f"memory ran out {number(ooms, 'time')}, and the program went on")
+    elif flushes := files.numbers.get("retries", 0):
+        times = number(flushes, "time")
         yield Line("why", f"the allocator gave back its cache {times} to find memory: slow")
+
+
+def _ended(report: Report) -> Iterator[Line]:
+    if report.stopped == "time":
+        yield Line("ended", f"by the time limit, at {report.place}; it may wait for a value")
+    elif report.stopped:
+        steps = number(report.steps, "step")
+        yield Line("ended", f"after {steps} of the optimizer; what would follow did not run")
 
 
 def _values(found: DryRun) -> Iterator[Line]:
@@ -146,20 +146,17 @@ def _values(found: DryRun) -> Iterator[Line]:
         yield Line("values", f"and {number(len(deciding) - _VALUES, 'more line')}")
 
 
-def _notes(found: DryRun, reports: Sequence[Report], files: RunFiles) -> Iterator[Line]:
+def _notes(found: DryRun, report: Report, files: RunFiles) -> Iterator[Line]:
+    if report.warning:
+        yield Line("note", report.warning)
     if found.unknown:
         yield Line("note", f"not known without the device: {'; '.join(found.unknown)}")
-    versions = ", ".join(f"{name} {text}" for name, text in reports[0].versions.items())
-    capability = MODELS[found.device].capability
-    if capability:
-        versions += f", compute capability {capability / 10}"
-    settings = ", ".join(sorted(files.settings - {""})) or "default settings of the allocator"
-    yield Line("note", f"{versions}, {settings}")
-    yield Line(
-        "note",
-        f"assumed: {size(found.context_bytes)} outside of torch's allocator (--context-memory)",
-    )
-    if unsaved := sum(report.unsaved for report in reports):
-        yield Line("note", f"{number(unsaved, 'checkpoint')} not written (--allow-writes)")
-    for text in dict.fromkeys(text for report in reports for text in report.warnings):
-        yield Line("note", text)
+    facts = [f"{name} {text}" for name, text in report.versions.items()]
+    if capability := MODELS[found.device].capability:
+        facts.append(f"compute capability {capability / 10}")
+    facts += sorted(files.settings - {""}) or ["default settings of the allocator"]
+    yield Line("note", ", ".join(facts))
+    context = size(found.context_bytes)
+    yield Line("note", f"assumed: {context} outside of torch's allocator (--context-memory)")
+    if report.unsaved:
+        yield Line("note", f"{number(report.unsaved, 'checkpoint')} not written (--allow-writes)")

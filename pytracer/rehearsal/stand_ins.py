@@ -64,9 +64,9 @@ def note_unknown(torch: ModuleType, report: Report) -> None:
     properties = torch.cuda.get_device_properties(0) if torch.cuda.is_initialized() else None
     built = torch.cuda.get_arch_list() if properties is not None else []
     if properties is not None and not _has_kernels(built, properties.major, properties.minor):
-        report.warnings.append(
-            f"This torch has no kernels for compute capability {properties.major}."
-            f"{properties.minor}: on a real {properties.name}, the program does not run."
+        report.warning = (
+            f"this torch has no kernels for compute capability {properties.major}."
+            f"{properties.minor}: the program would not run on a real {properties.name}"
         )
 
 
@@ -140,7 +140,7 @@ def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
 
         world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
         rank = rank if rank >= 0 else int(os.environ.get("RANK") or 0)
-        report.rank, report.world_size = rank, world_size
+        report.world_size = world_size
         if plan.is_together:
             backends = f"cpu:gloo,{device_backend()}:fake"
             init(backends, init_method="env://", rank=rank, world_size=world_size)
@@ -215,16 +215,9 @@ def _leave_out_saves(module: ModuleType, report: Report) -> None:
     def not_saving(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def save(*arguments: Any, **options: Any) -> Any:
-            target = next(
-                (
-                    each
-                    for each in (*arguments[1:], *options.values())
-                    if isinstance(each, str | os.PathLike)
-                ),
-                None,
-            )
-            if target is None:  # into memory
-                return function(*arguments, **options)
+            targets = (*arguments[1:], *options.values())
+            if not any(isinstance(each, str | os.PathLike) for each in targets):
+                return function(*arguments, **options)  # into memory
             report.unsaved += 1
             return None
 

@@ -101,6 +101,36 @@ def test_busy_from_the_start():
     assert child.round_trip == sum(range(1000))  # small, and nothing was launched since
 
 
+STILL_IN_BACKWARD = """
+import threading, time
+import torch
+
+class Endless(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        entered.set()
+        while True:
+            time.sleep(0.001)
+
+entered = threading.Event()
+loss = Endless.apply(torch.ones(1, device="cuda", requires_grad=True)).sum()
+threading.Thread(target=loss.backward, daemon=True).start()
+entered.wait()
+"""
+
+
+@pytest.mark.skipif(backend is not backends.Cuda, reason="the libraries are not preloaded")
+def test_a_program_may_end_while_a_thread_wants_pythons_lock():
+    result = subprocess.run(
+        [sys.executable, "-c", STILL_IN_BACKWARD], capture_output=True, text=True, timeout=HANG_S
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 # The module itself.
 
 

@@ -9,8 +9,8 @@ another way to record: `ring` (the beginning of the trace is lost), `alloc`, `st
 `host` (also pinned memory), `address` (allocations at given addresses; needs g++), `all` (C++
 frames). The script overwrites no file, because a file belongs to the version that wrote it.
 
-torch before 2.11 is built for CUDA 12 or 11, which the simulated driver supports only in part: the
-files of 2.0 to 2.6 were made with a copy of tests/devices under `older_cuda.patch`.
+torch before 2.11 is built for CUDA 12 or 11, which the simulated driver supported only in part: the
+files of 2.0 to 2.6 were made with tests/devices of commit 1ac73082 under `older_cuda.patch`.
 
 torch 1.13 contains its CUDA runtime and runs on no simulated driver. `python
 tests/golden/make_native.py by-hand` makes its file from the file of torch 2.0.1. This is what is

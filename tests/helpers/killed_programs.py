@@ -2,8 +2,8 @@
 
 `python killed_programs.py FOLDER SEED THREADS DEVICE [changes]` allocates and frees on a device
 until a process that it has forked kills it. Each thread writes to a file of its own before and
-after each change. With `changes`, the ring grows and shrinks meanwhile, and new functions fill the
-table of stacks again and again.
+after each change. With `changes`, the ring grows and shrinks meanwhile, new functions fill the
+table of stacks again and again, and another thread writes one snapshot after the other.
 """
 
 import os
@@ -87,6 +87,12 @@ def change(tracer: pytracer.Tracer, seed: int) -> None:
             scope["new"](chosen.randrange(20))
 
 
+def dump(tracer: pytracer.Tracer, path: Path) -> None:
+    """Write snapshots for ever."""
+    while True:
+        tracer.dump(path)
+
+
 def check(folder: Path, seed: int, device: str, is_changing: bool = False) -> None:
     """Kill the program, and compare the file that is made of its box with its notes."""
     threads = 1 + seed % 4
@@ -151,6 +157,7 @@ def main() -> None:
     os.write(start_killer, b".")
     if sys.argv[5:]:
         threading.Thread(target=change, args=(tracer, seed)).start()
+        threading.Thread(target=dump, args=(tracer, folder / "dump.pickle")).start()
     for thread in range(1, threads):
         threading.Thread(target=work, args=(folder, seed, thread, device)).start()
     work(folder, seed, 0, device)

@@ -33,6 +33,7 @@ RECORDING = (
 )
 READING = (
     "commands",
+    "rehearsal",
     "fitting",
     "recommendation",
     "experiments",

@@ -1,4 +1,4 @@
-// libcublas.so.13: the functions whose results are used; stubs.py makes stubs for the rest.
+// libcublas.so: the functions whose results are used; stubs.py makes stubs for the rest.
 #include <cstdlib>
 
 #include "types.h"

@@ -1,4 +1,4 @@
-// libcublasLt.so.13: the functions whose results are used; stubs.py makes stubs for the
+// libcublasLt.so: the functions whose results are used; stubs.py makes stubs for the
 // rest.
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// libcufft.so.12: the functions whose results are used; stubs.py makes stubs for the rest.
+// libcufft.so: the functions whose results are used; stubs.py makes stubs for the rest.
 #include <cstddef>
 
 #include "types.h"

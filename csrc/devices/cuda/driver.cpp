@@ -1,7 +1,7 @@
 // libcuda.so.1: the calls that expandable segments use, and torch's calls of the driver in addition
-// to the runtime. Names and signatures are NVIDIA's. symbols of this library are in
-// stubs.py's list of functions that torch and triton use, and no others: libraries test for a symbol
-// to learn the abilities of a driver.
+// to the runtime. Names and signatures are NVIDIA's. stubs.py makes stubs for the few other functions
+// that torch and triton use, and for no more: libraries test for a symbol to learn the abilities of a
+// driver.
 #include <cstring>
 
 #include "devices/memory.h"

@@ -1,4 +1,4 @@
-// libcudart.so.13: the names of errors.
+// libcudart.so: the names of errors.
 #include "types.h"
 
 using namespace simulated::cuda;

@@ -1,4 +1,4 @@
-// libcudart.so.13, part 2: streams, events, graphs, kernels. Names and signatures are NVIDIA's. A
+// libcudart.so, part 2: streams, events, graphs, kernels. Names and signatures are NVIDIA's. A
 // kernel does nothing, so that its results are whatever copies read.
 #include "devices/queues.h"
 #include "runtime.h"

@@ -1,4 +1,4 @@
-// libcudart.so.13, part 1: devices, errors, memory. Names and signatures are NVIDIA's.
+// libcudart.so, part 1: devices, errors, memory. Names and signatures are NVIDIA's.
 #include "runtime.h"
 
 #include <dlfcn.h>

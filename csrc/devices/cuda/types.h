@@ -1,6 +1,6 @@
-// The parts of the ABI of CUDA 12 and 13 that the simulation shares with torch, declared here so that no header
-// of NVIDIA is needed. Handles are void pointers and enumerations are int, because C symbols carry
-// no types. Within one major version of CUDA these layouts do not change; reserved members ensure
+// The parts of the ABI of CUDA 12 and 13 that the simulation shares with torch, declared here so that
+// no header of NVIDIA is needed. Handles are void pointers and enumerations are int, because C symbols
+// carry no types. Within one major version of CUDA these layouts do not change; reserved members ensure
 // this.
 #pragma once
 

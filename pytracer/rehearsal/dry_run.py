@@ -32,10 +32,6 @@ _OFFLINE = {
 }
 """Variables that keep loggers and hubs from sending anything, unless they are set already."""
 
-_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""The caches of kernels, in a folder of their own: real devices shall run none that was timed here.
-"""
-
 _PATIENCE_S = 30.0  # after the limit, for a process that does not end itself
 
 
@@ -81,36 +77,29 @@ def dry_run(
         PytracerError: The program failed for another reason than memory, or used no device.
     """
     model = model_of(device)
-    _check(command, world_size, rank, model, device_memory_bytes, context_memory_bytes)
     started = f"{datetime.now():%Y%m%d_%H%M%S_%f}"
     folder = Path("outputs", "dry_run", started) if output is None else Path(output)
     with tempfile.TemporaryDirectory(prefix="pytracer_") as reports:
-        plan = Plan(device, reports, stop_after_steps, together, allow_writes, time_limit_s)
-        environment = {
-            **_OFFLINE,
-            **os.environ,
-            **(variables or {}),
-            **libraries.environment(model.backend),
-            **model.variables(),
-            **plan.variable(),
-            SWITCH: "1",
-            variable("output"): os.path.abspath(folder),
-            "SIMULATED_OTHERS_MB": str(-(-context_memory_bytes >> 20)),
-            "SIMULATED_DEVICES": str(min(world_size, RANKS_OF_A_HOST)),
-        }
-        if device_memory_bytes is not None:
-            environment["SIMULATED_CAPACITY_BYTES"] = str(device_memory_bytes)
-        if world_size > 1 and not together:
-            environment |= _rank_variables(rank, world_size)
+        plan = Plan(
+            device=device,
+            device_bytes=device_memory_bytes or model.memory_bytes,
+            context_bytes=context_memory_bytes,
+            world_size=world_size,
+            rank=rank,
+            is_together=together,
+            stop_after_steps=stop_after_steps,
+            time_limit_s=time_limit_s,
+            allow_writes=allow_writes,
+            folder=reports,
+        )
+        whole = _checked(command, plan)
+        environment = {**_OFFLINE, **os.environ, **(variables or {}), **_variables(plan, model)}
+        environment[variable("output")] = os.path.abspath(folder)
         if not environment.get(variable("ranks")):
             environment.setdefault(variable("all_ranks"), "1")
-        cache = HookFolders().destination().directory / "dry_run"
-        for name, below in _CACHES.items():
-            environment.setdefault(name, str(cache / below))
+        log = folder / "log.txt" if is_quiet else None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            log = folder / "log.txt" if is_quiet else None
-            whole = _whole_command(command, world_size if together else 1)
             code, took_s = run_to_end(whole, environment, log, time_limit_s + _PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise PytracerError(
@@ -130,47 +119,51 @@ def dry_run(
         raise PytracerError(f"the program failed, and not for want of memory: {reason}")
     if report is None or not files.numbers:
         raise PytracerError("the program used no device: nothing can be said about its memory")
-    total_bytes = device_memory_bytes or model.memory_bytes
-    return result_of(plan, files, report, is_oom, total_bytes, context_memory_bytes, took_s)
+    return result_of(plan, files, report, is_oom, took_s)
 
 
-def _check(
-    command: Sequence[str],
-    world_size: int,
-    rank: int,
-    model: Model,
-    device_memory_bytes: int | None,
-    context_memory_bytes: int,
-) -> None:
+def _variables(plan: Plan, model: Model) -> dict[str, str]:
+    """Return the environment variables of the program."""
+    ranks = min(plan.world_size, RANKS_OF_A_HOST)
+    found = {
+        **libraries.environment(model.backend),
+        **model.variables(),
+        **plan.variable(),
+        SWITCH: "1",
+        "SIMULATED_CAPACITY_BYTES": str(plan.device_bytes),
+        "SIMULATED_OTHERS_MB": str(-(-plan.context_bytes >> 20)),
+        "SIMULATED_DEVICES": str(ranks),
+    }
+    if plan.world_size > 1 and not plan.is_together:
+        found |= {
+            **{"RANK": str(plan.rank), "LOCAL_RANK": str(plan.rank % ranks)},
+            **{"WORLD_SIZE": str(plan.world_size), "LOCAL_WORLD_SIZE": str(ranks)},
+            **{"GROUP_RANK": str(plan.rank // ranks)},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+        }
+    # Kernels that were timed here stay apart: real devices shall run none of them.
+    cache = HookFolders().destination().directory / "dry_run"
+    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    return {name: str(cache / below) for name, below in caches.items()} | found
+
+
+def _checked(command: Sequence[str], plan: Plan) -> list[str]:
+    """Check the arguments; return the command of a new process, or of one for each rank."""
     if isinstance(command, str) or not command:
         raise ConfigError(f'command={command!r}: give a list, as in ["train.py", "--batch", "8"]')
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank}: there are {world_size} ranks, from 0 to {world_size - 1}")
-    total_bytes = model.memory_bytes if device_memory_bytes is None else device_memory_bytes
-    if not 0 <= context_memory_bytes < total_bytes:
+    if not 0 <= plan.rank < plan.world_size:
+        last = plan.world_size - 1
+        raise ConfigError(f"rank={plan.rank}: there are {last + 1} ranks, from 0 to {last}")
+    if not 0 <= plan.context_bytes < plan.device_bytes:
         raise ConfigError(
-            f"context_memory_bytes={context_memory_bytes}: the device has {total_bytes} bytes"
+            f"context_memory_bytes={plan.context_bytes}: the device has {plan.device_bytes} bytes"
         )
-
-
-def _rank_variables(rank: int, world_size: int) -> dict[str, str]:
-    host_ranks = min(world_size, RANKS_OF_A_HOST)
-    values = {
-        **{"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % host_ranks},
-        **{"LOCAL_WORLD_SIZE": host_ranks, "GROUP_RANK": rank // host_ranks},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500},
-    }
-    return {name: str(value) for name, value in values.items()}
-
-
-def _whole_command(command: Sequence[str], processes: int) -> list[str]:
-    """Return the command of a new process, or of one for each rank."""
     is_python = command[0] == "-m" or command[0].endswith(".py")
-    if processes > 1:
+    if plan.is_together and plan.world_size > 1:
         if not is_python:
             raise ConfigError(f"together: {command[0]} is no Python script, and no `-m MODULE`")
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        return [sys.executable, *launcher, *command]
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        return [sys.executable, *launcher, f"--nproc-per-node={plan.world_size}", *command]
     if not is_python and shutil.which(command[0]) is None:
         raise ConfigError(f"cannot run {command[0]}: give a script, `-m MODULE` or a program")
     return [*([sys.executable] if is_python else []), *command]

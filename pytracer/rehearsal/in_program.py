@@ -22,10 +22,8 @@ _report = plans.Report()
 
 
 def prepare() -> None:
-    """Prepare this process for its dry run, if it is in one."""
+    """Prepare this process of a dry run."""
     plan = plans.Plan.of_environment()
-    if plan is None:
-        return
     import_hook.after_import("torch", lambda torch: _begin(torch, plan))
     stand_ins.prepare(plan, _report)
 
@@ -91,12 +89,9 @@ def _stop(plan: plans.Plan, why: str) -> NoReturn:
 
     _report.stopped = why
     if why == "time":
-        _report.place = values.place_of(sys._current_frames().get(_main_thread()))
+        main = threading.main_thread().ident or 0
+        _report.place = values.place_of(sys._current_frames().get(main))
     with contextlib.suppress(Exception):
         process.finish()
     _write(plan)
     process.end(0)
-
-
-def _main_thread() -> int:
-    return threading.main_thread().ident or 0

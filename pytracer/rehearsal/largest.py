@@ -139,30 +139,21 @@ def _guess(runs: Mapping[int, DryRun]) -> int | None:
 
 
 def _answer(found: Largest) -> Answer:
-    last = found.runs.get(found.value)
-    above = found.runs.get(found.value + 1)
-    if last is None:
-        answer = found.runs[1].answer
-        return replace(answer, verdict=f"DOES NOT FIT: not even {found.variable}=1")
-    least = "at least " if last.is_least else ""
-    limit = f"up to {found.variable}={found.value:,}"
-    lines = []
-    if above is None:
-        limit = f"with {found.variable}={found.value:,}, the largest that was tried"
-    else:
+    name, run = found.variable, found.run
+    if not found.fits:
+        return replace(run.answer, verdict=f"DOES NOT FIT: not even {name}=1")
+    limit, lines = f"with {name}={found.value:,}, the largest that was tried", []
+    if (above := found.runs.get(found.value + 1)) is not None:
+        limit = f"up to {name}={found.value:,}"
         asked = next((line for line in above.answer.lines if line.role == "asked"), None)
         text = "" if asked is None else f": {asked.amount} at {asked.text} finds no memory"
-        lines.append(Line("largest", f"{found.variable}={found.value + 1:,} does not fit{text}"))
+        lines.append(Line("largest", f"{name}={found.value + 1:,} does not fit{text}"))
     if found.without_flushes < found.value:
-        calm = f"{found.variable}={found.without_flushes:,}"
-        lines.append(Line("largest", f"{calm} of those tried, without giving back the cache"))
-    lines.append(
-        Line(
-            "peak",
-            f"{least}{size(last.peak_allocated_bytes)} allocated, "
-            f"{size(last.peak_reserved_bytes)} reserved with {found.variable}={found.value:,}",
-        )
-    )
+        calm = f"{name}={found.without_flushes:,} of those tried"
+        lines.append(Line("largest", f"{calm}, without giving back the cache, which is slow"))
+    least = "at least " * run.is_least
+    peaks = f"{size(run.peak_allocated_bytes)} allocated, {size(run.peak_reserved_bytes)} reserved"
+    lines.append(Line("peak", f"{least}{peaks} with {name}={found.value:,}"))
     lines.append(Line("check", f"by {number(len(found.runs), 'dry run')}"))
-    lines += [line for line in last.answer.lines if line.role != "why"]
-    return replace(last.answer, verdict=f"FITS  {limit}", lines=lines)
+    lines += [line for line in run.answer.lines if line.role != "why"]
+    return replace(run.answer, verdict=f"FITS  {limit}", lines=lines)

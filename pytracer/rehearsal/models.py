@@ -3,7 +3,7 @@
 Sizes are those that torch reports on such a device. They differ by about 1 % between drivers.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from pytracer.errors import ConfigError
 from pytracer.text import did_you_mean
@@ -20,7 +20,8 @@ class Model:
             for its workspaces. 0: an NPU.
         multiprocessors: Their number.
         l2_bytes: The size of the cache of the second level.
-        shared_bytes: The shared memory of a multiprocessor; a block can have 1 KiB less.
+        shared_bytes: The shared memory of a multiprocessor. From 8.0 on, a block can have 1 KiB
+            less.
         threads: The threads of a multiprocessor.
     """
 
@@ -39,19 +40,15 @@ class Model:
 
     def variables(self) -> dict[str, str]:
         """Return the variables that describe the device to the simulated drivers."""
-        texts = {"NAME": self.product, "CAPACITY_BYTES": self.memory_bytes}
-        if self.capability:
-            texts |= {
-                "COMPUTE_CAPABILITY": self.capability,
-                "MULTIPROCESSORS": self.multiprocessors,
-                "L2_BYTES": self.l2_bytes,
-                "SHARED_MULTIPROCESSOR_BYTES": self.shared_bytes,
-                "SHARED_BLOCK_BYTES": self.shared_bytes - 1024,
-                "MULTIPROCESSOR_THREADS": self.threads,
-            }
-        return {f"SIMULATED_{name}": str(value) for name, value in texts.items()}
+        block_bytes = self.shared_bytes - 1024 * (self.capability >= 80)
+        values = zip(_VARIABLES, (*astuple(self), block_bytes), strict=True)
+        return {f"SIMULATED_{name}": str(value) for name, value in values if value}
 
 
+_VARIABLES = (
+    *("NAME", "CAPACITY_BYTES", "COMPUTE_CAPABILITY", "MULTIPROCESSORS", "L2_BYTES"),
+    *("SHARED_MULTIPROCESSOR_BYTES", "MULTIPROCESSOR_THREADS", "SHARED_BLOCK_BYTES"),
+)
 _A100 = (80, 108, 40 << 20, 164 << 10)
 _H100 = (90, 132, 50 << 20, 228 << 10)
 _V100 = (70, 80, 6 << 20, 96 << 10)

@@ -14,26 +14,31 @@ class Plan:
 
     Attributes:
         device: The model of the device, as in "h100".
-        folder: Where each process writes its `Report`.
+        device_bytes: Its memory.
+        context_bytes: What of it is assumed to be taken outside of torch's allocator.
+        world_size, rank: The number of ranks, and the one that runs.
+        is_together: Whether all ranks run, so that objects of the host can be exchanged.
         stop_after_steps: The number of steps of an optimizer after which a process ends; 0: none.
-        is_together: Whether the process runs beside the others of its group, so that objects of the
-            host can be exchanged.
-        allow_writes: Whether checkpoints are written.
         time_limit_s: When a process ends, and says where it was.
+        allow_writes: Whether checkpoints are written.
+        folder: Where each process writes its `Report`.
     """
 
     device: str
-    folder: str
-    stop_after_steps: int
+    device_bytes: int
+    context_bytes: int
+    world_size: int
+    rank: int
     is_together: bool
-    allow_writes: bool
+    stop_after_steps: int
     time_limit_s: float
+    allow_writes: bool
+    folder: str
 
     @staticmethod
-    def of_environment() -> "Plan | None":
-        """Return the plan of this process; None: it is in no dry run."""
-        text = os.environ.get(VARIABLE)
-        return None if not text else Plan(**json.loads(text))
+    def of_environment() -> "Plan":
+        """Return the plan of this process of a dry run."""
+        return Plan(**json.loads(os.environ[VARIABLE]))
 
     def variable(self) -> dict[str, str]:
         """Return the variable that a process of the dry run needs."""

@@ -58,15 +58,7 @@ class DryRun(BriefRepr):
         return str(self.answer)
 
 
-def result_of(
-    plan: Plan,
-    files: RunFiles,
-    report: Report,
-    is_oom: bool,
-    device_bytes: int,
-    context_bytes: int,
-    seconds: float,
-) -> DryRun:
+def result_of(plan: Plan, files: RunFiles, report: Report, is_oom: bool, seconds: float) -> DryRun:
     """Return what a dry run found, from its recordings and what its processes said."""
     decides = any(value.decides for value in report.values)
     found = DryRun(
@@ -75,8 +67,8 @@ def result_of(
         world_size=report.world_size,
         peak_allocated_bytes=files.numbers["peak_allocated_bytes"],
         peak_reserved_bytes=files.numbers["peak_reserved_bytes"],
-        device_bytes=device_bytes,
-        context_bytes=context_bytes,
+        device_bytes=plan.device_bytes,
+        context_bytes=plan.context_bytes,
         flushes=files.numbers.get("retries", 0),
         is_least=decides or bool(report.unknown) or report.stopped == "time",
         unknown=report.unknown,

@@ -61,23 +61,20 @@ def note_unknown(torch: ModuleType, report: Report) -> None:
         _note(report, "workspaces of cuDNN's convolutions and recurrent networks")
     if report.world_size > 1:
         _note(report, "buffers of collective communication")
-    properties = torch.cuda.get_device_properties(0) if torch.cuda.is_initialized() else None
-    built = torch.cuda.get_arch_list() if properties is not None else []
-    if properties is not None and not _has_kernels(built, properties.major, properties.minor):
-        report.warning = (
-            f"this torch has no kernels for compute capability {properties.major}."
-            f"{properties.minor}: the program would not run on a real {properties.name}"
-        )
+    if torch.cuda.is_initialized():
+        major, minor = torch.cuda.get_device_capability()
+        names = (name.strip("acf").rpartition("_")[2] for name in torch.cuda.get_arch_list())
+        built = [divmod(int(name), 10) for name in names]
+        if not any(first == major and second <= minor for first, second in built):
+            report.warning = (
+                f"this torch has no kernels for compute capability {major}.{minor}: the program "
+                "would not run on the real device"
+            )
 
 
 def _note(report: Report, text: str) -> None:
     if text not in report.unknown:
         report.unknown.append(text)
-
-
-def _has_kernels(built: list[str], major: int, minor: int) -> bool:
-    versions = [divmod(int(text.strip("acf").rpartition("_")[2]), 10) for text in built]
-    return any(each[0] == major and each[1] <= minor for each in versions)
 
 
 # --- values ---------------------------------------------------------------------------------------

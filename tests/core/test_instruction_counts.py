@@ -20,7 +20,7 @@ CASES = {
     "accelerator, 5 frames, forward stacks": (876, [5, 5]),
     "accelerator, 5 frames, forward stacks, a new node": (1008, [5, 5]),
     "accelerator, 5 frames, forward stacks, in a node": (908, [5, 5]),
-    "new stacks, 20 frames": (1373, [20] * 500),  # those of the 1,000 events in the ring
+    "new stacks, 20 frames": (1373, [20] * 200),  # those of the 400 events in the ring
 }
 COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
 

@@ -249,7 +249,7 @@ TEST(an_accelerators_events_are_recorded_as_they_come) {
 
 TEST(threads_that_meet_on_an_accelerator_lose_no_event) {
   Recording recording;
-  constexpr uint64_t kPairs = 100'000;
+  constexpr uint64_t kPairs = 30'000;
   const auto run = [](uint64_t first) {
     for (uint64_t i = 0; i < kPairs; ++i) {
       record(0, PYTRACER_ALLOC, first + 512 * (i % 100), 512);

@@ -56,7 +56,7 @@ TEST(a_box_has_what_threads_record) {
   session.start();
   // WHEN threads record more than the ring and the stack table hold
   std::vector<std::thread> threads;
-  for (uint64_t t = 0; t < 3; ++t) threads.emplace_back(work, t, 16'000);
+  for (uint64_t t = 0; t < 3; ++t) threads.emplace_back(work, t, 5'000);
   for (std::thread& thread : threads) thread.join();
   for (uint64_t t = 3; session.stats().stacks.generations <= 2; ++t) work(t, 1'000);  // a thread makes them
   // THEN the reader finds the same live blocks, and the same events but for the oldest one

@@ -414,7 +414,7 @@ TEST(cuts_are_consistent_under_fire) {
     });
   }
   uint64_t seen = 0;
-  for (int i = 0, cuts = amount(15, 30); i < cuts || seen < 20'000; ++i) {
+  for (int i = 0, cuts = amount(8, 30); i < cuts || seen < 20'000; ++i) {
     const DeviceView device = session.view().devices[0];
     check_consistent(device);
     seen = device.capture.end;
@@ -509,7 +509,7 @@ TEST(a_snapshot_is_written_while_the_ring_is_lapped) {
     }
   });
   uint64_t laps = 0;
-  for (int i = 0; i < 15 || laps < 10; ++i) {
+  for (int i = 0; i < 8 || laps < 6; ++i) {
     const View view = session.view();
     laps = view.devices[0].capture.end / 20'000;
       MemorySink sink;

@@ -121,7 +121,7 @@ TEST(ring_reader_detects_overwritten_events) {
     });
     uint64_t losses = 0, reads = 0;
     std::vector<Event> out(capacity);
-    const auto wanted = static_cast<uint64_t>(amount(10'000, 20'000));
+    const auto wanted = static_cast<uint64_t>(amount(4'000, 20'000));
     while (losses < 5 * wanted || reads < wanted) {
       const uint64_t begin = ring.oldest();
       const uint64_t end = std::min(ring.head(), begin + capacity);

@@ -297,7 +297,7 @@ TEST(backward_stacks_are_interned_while_a_hook_is_in_the_older_generation) {
       stack_here(table);
     }
   });
-  for (uint64_t round = 0, rounds = static_cast<uint64_t>(amount(500, 5000)); round < rounds; ++round) {
+  for (uint64_t round = 0, rounds = static_cast<uint64_t>(amount(200, 5000)); round < rounds; ++round) {
     run_stack(round % 64);
     uint32_t own = stack_here(table);
     CHECK(table.begin_generation());

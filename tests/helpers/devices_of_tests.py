@@ -25,10 +25,8 @@ WHERE = {
     "test_simulated_work": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_as_torchs_recorder": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_attach": (EACH_VERSION_IN_LONG, "the hook's binary interface"),
-    "test_attach::test_devices_that_become_visible_late": (
-        EACH_VERSION_OR_ONCE,
-        "which devices tracers have; test_autostart has those of each backend",
-    ),
+    # Which devices the tracers of each backend have is in test_autostart.
+    "test_attach::test_devices_that_become_visible_late": (EACH_VERSION_OR_ONCE, "devices"),
     "test_autostart": (EACH_BACKEND, "how the backend is imported"),
     "test_autostart::test_tracing_and_the_patch_are_separate_switches": (
         EACH_BACKEND_IN_LONG,
@@ -74,19 +72,13 @@ WHERE = {
     "test_pinned_memory": (EACH_VERSION, "the interface of the allocator of pinned memory"),
     "test_pytest_plugin": (ONCE, "the plugin's own code"),
     "test_ready_hooks": (EACH_VERSION, "the hooks of the wheel"),
-    "test_ready_hooks::test_the_demo_runs_without_a_compiler": (
-        EACH_VERSION_OR_ONCE,
-        "the hooks of the wheel",
-    ),
+    "test_ready_hooks::test_the_demo_runs_without_a_compiler": (EACH_VERSION_OR_ONCE, "hooks"),
     "test_recommend": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_rlhf_example": (ONCE, "an example"),
     "test_saved_tensors": (EACH_VERSION, "what nodes show of the tensors that they keep"),
     "test_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_refused_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
-    "test_settings_of_processes": (
-        EACH_VERSION_OR_ONCE,
-        "the allocator's settings and their parser",
-    ),
+    "test_settings_of_processes": (EACH_VERSION_OR_ONCE, "the settings and their parser"),
     "test_settings_of_programs": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_simulated_recordings": (EACH_BACKEND_IN_LONG, "the allocator's rules"),
     "test_simulated_recordings::test_a_recording_from_an_empty_allocator": (
@@ -100,10 +92,7 @@ WHERE = {
     "test_snapshot": (EACH_VERSION, "the format of torch's snapshots"),
     "test_patched_functions": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_patched_sessions": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
-    "test_torchtitan_and_megatron": (
-        EACH_BACKEND_IN_LONG,
-        "the frameworks, which are installed once for each backend",
-    ),
+    "test_torchtitan_and_megatron": (EACH_BACKEND_IN_LONG, "the frameworks of each backend"),
     "test_truth": (ONCE, "rules of the analysis"),
     "test_training": (EACH_BACKEND, "the allocator's events in a training"),
     "test_verdicts": (EACH_BACKEND_IN_LONG, "the backend's errors"),

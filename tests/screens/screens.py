@@ -10,14 +10,15 @@ Long lists have their first item and a digest of the rest, so that a changed row
 the text. The width of the terminal, the time zone and the current folder are fixed.
 """
 
+import functools
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +26,12 @@ import numpy as np
 import page_decoder
 import planted_fleet
 import pyarrow.parquet as parquet
+import pytest
 from click.testing import CliRunner
 
 from pytracer.commands.main import main
 
 HERE = Path(__file__).parent
-TESTS = HERE.parent
 TEXTS = HERE / "texts"
 RECORDINGS = HERE / "recordings"
 SUFFIX = ".pickle.gz"
@@ -45,6 +46,18 @@ FIRST = 1
 """So many items of a long list are in the text."""
 LINES = 40
 """So many lines of a list of stacks are in the text."""
+
+SHARED = {
+    "load": "commands.show commands.show_answer commands.diff recommendation.recommend",
+    "device_data": "analysis.explanation analysis.groups analysis.report analysis.diff.summaries "
+    "commands.show_answer page.open_file recommendation.recommend",
+    "report_device": "analysis.report analysis.diff.summaries",
+    "summarise": "commands.diff",
+}
+"""The functions whose results for a recording the commands share, and the modules that call them.
+
+Otherwise, most of the time would be that of reading each recording 30 times.
+"""
 
 Arguments = tuple[str, ...]
 
@@ -61,7 +74,7 @@ def screens(folder: Path) -> list[Screen]:
 
     Files have the same names there as in the text: `golden/…`, `recordings/…` and `fleet`.
     """
-    for name, source in (("golden", TESTS / "golden"), ("recordings", RECORDINGS)):
+    for name, source in (("golden", HERE.parent / "golden"), ("recordings", RECORDINGS)):
         (folder / name).symlink_to(source)
     planted_fleet.make(folder / "fleet", planted_fleet.planned(ranks=13, steps=2))
     groups = [sorted(folder.glob(f"golden/{where}*.pickle")) for where in ("", "native/")]
@@ -191,17 +204,18 @@ def _json(value: Any, indent: str = "") -> str:
 @contextmanager
 def folder_of_commands() -> Iterator[Path]:
     """Make the folder in which the commands run the current one, in the time zone UTC."""
-    before, zone = Path.cwd(), os.environ.get("TZ")
-    with tempfile.TemporaryDirectory() as name:
-        os.environ["TZ"] = "UTC"
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        for function, modules in SHARED.items():
+            places = [import_module(f"pytracer.{module}") for module in modules.split()]
+            shared = functools.lru_cache(8)(getattr(places[0], function))
+            for place in places:
+                patch.setattr(place, function, shared)
+        patch.setenv("TZ", "UTC")
+        patch.chdir(name)
         time.tzset()
-        os.chdir(name)
-        try:
-            yield Path(name)
-        finally:
-            os.chdir(before)
-            os.environ.pop("TZ") if zone is None else os.environ.update(TZ=zone)
-            time.tzset()
+        yield Path(name)
+        patch.undo()
+        time.tzset()
 
 
 def write() -> None:

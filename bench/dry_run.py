@@ -6,16 +6,17 @@ a table in bench/results/dry_run.md.
 """
 
 import json
+import os
+import platform
 import resource
 import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
-from harness import arguments, environment
-from rich.console import Console
-from rich.markdown import Markdown
+from harness import arguments
 from rich.progress import track
 
 import pytracer
@@ -35,9 +36,9 @@ PROGRAMS = {
 HEAD = """\
 # Dry runs against hardware
 
-`python bench dry_run`, {date}, {cpu}, {cores} cores, Python {python}, torch {torch}.
+`python bench dry_run`, {date}, {cores} cores, Python {python}, torch {torch}.
 Each program runs by `pytracer.dry_run(..., device="h200")`. The measured peaks are those of
-`hardware_h200.md`, with torch 2.11.0. Columns have GiB allocated, reserved.
+`hardware_h200.md`, with torch 2.11.0, rounded. The columns have GiB allocated, reserved.
 
 | program | sizes | measured | dry run | difference % | seconds | host MiB |
 |---|---|---|---|---|---|---|
@@ -52,8 +53,8 @@ def run_program(name: str, sizes: str) -> None:
     fit_programs.VOCABULARY, fit_programs.LAYERS = 32_000, 8
     fit_programs.WIDTH, fit_programs.HEADS = 1024, 16
     found = fit_programs.run("cuda", name, dict(_pairs(sizes)), None)
-    host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps([*found["steady"], host_bytes]))
+    host_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([*found["steady"], host_kib]))
 
 
 def _pairs(sizes: str) -> Iterator[tuple[str, int]]:
@@ -66,20 +67,22 @@ def compared(name: str, sizes: str, measured: tuple[float, float], folder: Path)
     """Run a program dry, and return the cells of its row."""
     command = [__file__, "--worker", name, sizes]
     run = pytracer.dry_run(command, device="h200", stop_after_steps=0, output=folder)
-    *peaks, host_bytes = json.loads((folder / "log.txt").read_text().splitlines()[-1])
+    printed = (folder / "log.txt").read_text().splitlines()
+    *peaks, host_kib = json.loads(next(line for line in printed if line.startswith("[")))
     pairs = list(zip(peaks, measured, strict=True))
     return [
         ", ".join(f"{known:.3g}" for known in measured),
         ", ".join(f"{peak / GIB:.3g}" for peak in peaks),
         ", ".join(f"{100 * (peak / GIB / known - 1):.1f}" for peak, known in pairs),
         f"{run.seconds:.0f}",
-        f"{host_bytes >> 20}",
+        f"{host_kib >> 10}",
     ]
 
 
 def main() -> None:
     options = arguments(__doc__, "dry_run.md")
-    text = HEAD.format(date=date.today(), **environment())
+    versions = {"torch": version("torch"), "python": platform.python_version()}
+    text = HEAD.format(date=date.today(), cores=os.cpu_count(), **versions)
     rows = [
         (title, name, sizes, measured)
         for name, (title, both, *peaks) in PROGRAMS.items()
@@ -89,7 +92,7 @@ def main() -> None:
         for title, name, sizes, measured in track(rows):
             cells = compared(name, sizes, measured, Path(scratch, name + sizes))
             text += f"| {title} | {' | '.join([sizes, *cells])} |\n"
-    Console().print(Markdown(text))
+    print(text)
     options.json.write_text(text)
 
 

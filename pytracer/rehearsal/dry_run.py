@@ -114,6 +114,8 @@ def dry_run(
     if code != 0 and not is_oom:
         reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
         reason = f"signal {-code} ended it" if code < 0 else reason
+        if world_size > 1 and not together:
+            reason += " (ranks that send objects to each other have to run together)"
         raise PytracerError(f"the program failed, and not for want of memory: {reason}")
     if report is None or not files.numbers:
         raise PytracerError("the program used no device: nothing can be said about its memory")

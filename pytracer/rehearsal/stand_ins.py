@@ -152,6 +152,7 @@ def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
         return new_group(ranks, timeout, None, *rest, **options)
 
     c10d.init_process_group, c10d.new_group = init_process_group, group
+    c10d.monitored_barrier = lambda *_, **__: None
     if plan.is_together:
         for name in ("send_object_list", "recv_object_list", "broadcast_object_list"):
             setattr(c10d, name, _on_host(getattr(c10d, name)))
@@ -164,6 +165,9 @@ def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
     c10d.all_gather_object = lambda objects, thing, group=None: own(objects, thing)
     c10d.gather_object = lambda thing, objects=None, *_, **__: own(objects, thing)
     c10d.broadcast_object_list = lambda *_, **__: None
+    c10d.scatter_object_list = lambda objects, things=None, *_, **__: own(
+        objects, things[c10d.get_rank()] if things else None
+    )
 
 
 def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:

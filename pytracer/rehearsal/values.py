@@ -7,7 +7,9 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import islice
 from types import CodeType, FrameType
+from typing import Any
 
 from pytracer.rehearsal import simulated
 from pytracer.rehearsal.plan import Report, Value
@@ -68,21 +70,35 @@ def _place(frame: FrameType) -> str:
 
 
 def _use(frame: FrameType) -> int:
-    """Return what the values are for that a frame's line reads: a branch or loop, a size, or else.
+    """Return what the values are for that a frame reads: a branch or loop, a size, or else.
 
     A name that gets a value is followed within its function.
     """
-    filename, line = frame.f_code.co_filename, frame.f_lineno
-    uses = (use for first, last, use in _statements(filename) if first <= line <= last)
-    return max(uses, default=_OTHER)
+    first, last = _span(frame)
+    parts = _parts(frame.f_code.co_filename)
+    uses = (use for start, end, use in parts if start <= first and last <= end)
+    # Python 3.11 says only of which statement a test is.
+    return _BRANCH if (first, last, _TEST) in parts else max([_OTHER, *uses])
 
 
-_OTHER, _BRANCH, _SIZE = range(3)
+_TEST, _OTHER, _BRANCH, _SIZE = range(-1, 3)
+
+Place = tuple[int, int]  # a line and a column
+
+
+def _span(frame: FrameType) -> tuple[Place, Place]:
+    """Return where what a frame executes begins and ends. Python 3.10 knows the line alone."""
+    positions: Any = getattr(frame.f_code, "co_positions", tuple)()
+    found: Any = next(islice(positions, frame.f_lasti // 2, None), (None,))
+    if None in found:
+        return (frame.f_lineno, sys.maxsize), (frame.f_lineno, 0)
+    first, last, start, end = found
+    return (first, start), (last, end)
 
 
 @cache
-def _statements(filename: str) -> list[tuple[int, int, int]]:
-    """Return the first and the last line of each statement or test, and its use of values."""
+def _parts(filename: str) -> list[tuple[Place, Place, int]]:
+    """Return where each part of a program begins and ends that uses values, and for what."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
@@ -91,16 +107,17 @@ def _statements(filename: str) -> list[tuple[int, int, int]]:
     for scope in (node for node in ast.walk(tree) if isinstance(node, _SCOPES)):
         nodes = [*_nodes_of(scope)]
         tests = [node.test for node in nodes if isinstance(node, _TESTS)]
+        found += [_part(node, _TEST) for node in nodes if isinstance(node, _TESTS)]
         loops = (node for node in nodes if isinstance(node, ast.comprehension))
         tests += [test for loop in loops for test in loop.ifs]
         tested = _names(tests)
-        found += [_lines(test, _BRANCH) for test in tests]
+        found += [_part(test, _BRANCH) for test in tests]
         for node in nodes:
             targets = getattr(node, "targets", [getattr(node, "target", None)])
             if isinstance(node, _ASSIGNMENTS) and not tested.isdisjoint(_names(targets)):
-                found.append(_lines(node, _BRANCH))
+                found.append(_part(node, _BRANCH))
             if isinstance(node, ast.expr) and _is_size(node):
-                found.append(_lines(node, _SIZE))
+                found.append(_part(node, _SIZE))
     return found
 
 
@@ -133,5 +150,6 @@ def _names(nodes: Iterable[ast.AST]) -> set[str]:
     return {getattr(each, "id", getattr(each, "attr", "")) for each in found} - {""}
 
 
-def _lines(node: ast.expr | ast.stmt, use: int) -> tuple[int, int, int]:
-    return node.lineno, node.end_lineno or node.lineno, use
+def _part(node: ast.expr | ast.stmt, use: int) -> tuple[Place, Place, int]:
+    end = node.end_lineno or node.lineno, node.end_col_offset or 0
+    return (node.lineno, node.col_offset), end, use

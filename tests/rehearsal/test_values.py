@@ -1,11 +1,12 @@
 """Which lines of a program decide by values that they read."""
 
 import linecache
+import sys
 import types
 
 import pytest
 
-from pytracer.rehearsal.values import _BRANCH, _OTHER, _SIZE, _use
+from pytracer.rehearsal.values import _BRANCH, _OTHER, _SIZE, _parts, _use
 
 PROGRAM = """
 def train(x, losses, mask):
@@ -57,11 +58,43 @@ def test_the_use_of_a_value(line: int, use: int) -> None:
     linecache.cache[name] = (len(PROGRAM), None, PROGRAM.splitlines(keepends=True), name)
     # WHEN one of its lines reads a value
     code = compile(PROGRAM, name, "exec")
-    frame = types.SimpleNamespace(f_code=code, f_lineno=line)
+    frame = types.SimpleNamespace(f_code=code, f_lineno=line, f_lasti=10**6)
     # THEN it is known what for
     assert _use(frame) == use  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_no_python_decides_nothing() -> None:
-    frame = types.SimpleNamespace(f_code=compile("1", "/nowhere/x.py", "exec"), f_lineno=1)
+    code = compile("1", "/nowhere/x.py", "exec")
+    frame = types.SimpleNamespace(f_code=code, f_lineno=1, f_lasti=0)
     assert _use(frame) == _OTHER  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says no columns")
+@pytest.mark.parametrize(
+    ("line", "uses"),
+    [
+        ("if x: x.item()", [_BRANCH, _OTHER]),
+        ("y = x.item() if ok else 0", [_OTHER]),
+        ("y = 0 if x.item() else 1", [_BRANCH]),
+        ("assert x", [_BRANCH]),
+        ("if ok: z[x.item() > 0]", [_SIZE]),
+    ],
+)
+def test_the_uses_of_one_line(line: str, uses: list[int]) -> None:
+    # GIVEN a value that notes what it is read for
+    class Value:
+        def item(self) -> int:
+            found.append(_use(sys._getframe(1)))
+            return 1
+
+        def __bool__(self) -> bool:
+            found.append(_use(sys._getframe(1)))
+            return True
+
+    found: list[int] = []
+    name = "line of test_values.py"
+    linecache.cache[name] = (len(line), None, [line], name)
+    # WHEN a line runs that reads it, THEN each part of the line has its own use
+    _parts.cache_clear()
+    exec(compile(line, name, "exec"), {"x": Value(), "ok": 1, "z": [0, 1]})
+    assert found == uses

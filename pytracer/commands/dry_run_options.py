@@ -11,8 +11,8 @@ from pytracer.text import parsed_size
 DOES_NOT_FIT = 4  # an exit code, as of `pytracer fit`
 
 WARNING = (
-    "pytracer: a dry run executes the program itself. Kernels do nothing, checkpoints are not "
-    "written, and loggers are offline; everything else that the program does is real"
+    "pytracer: a dry run executes the program itself. Kernels do nothing, torch.save and "
+    "safetensors write nothing, and loggers are offline; everything else that it does is real"
 )
 
 _NAMES = {

@@ -63,7 +63,7 @@ def fit_on(
             Console(highlight=False).print(_table(found))
         echo_answer(last.answer)
     json_output.write({"results": [vars(each) for each in found.values()]})
-    return 0 if last.fits else dry_run_options.DOES_NOT_FIT
+    return 0 if all(each.fits for each in found.values()) else dry_run_options.DOES_NOT_FIT
 
 
 def _table(found: Mapping[tuple[str, str], DryRun | Largest]) -> Table:
@@ -71,7 +71,7 @@ def _table(found: Mapping[tuple[str, str], DryRun | Largest]) -> Table:
     for (device, text), each in found.items():
         run = each.run if isinstance(each, Largest) else each
         if isinstance(each, Largest):
-            text = f"at most {each.variable}={each.value:,}"
+            text = f"at most {each.variable}={each.value:,}" if each.fits else "none"
         peaks = [size(run.peak_allocated_bytes), size(run.peak_reserved_bytes)]
         peaks = peaks if run.fits else ["does not fit", "-"]
         add_row(table, device, text, *peaks, size(run.device_bytes))

@@ -14,7 +14,14 @@ from pytracer.errors import ConfigError
 from pytracer.rehearsal.models import MODELS
 from pytracer.tracing.option_forms import parse_bool
 from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import OPTIONS, PATCH_TORCH, SWITCH, switched_off, variable
+from pytracer.tracing.options import (
+    OPTIONS,
+    PATCH_TORCH,
+    SWITCH,
+    switched_off,
+    variable,
+    variable_text,
+)
 
 
 def _check(context: click.Context, parameter: click.Parameter, value: Any) -> str | None:
@@ -115,7 +122,9 @@ def command(
         ) from None
     variables = {variable(name): text for name, text in texts.items()}
     if dry_run is not None:
-        given = [*(["-m"] if is_module else []), program, *arguments]
+        if patch_torch:
+            raise click.UsageError("--patch-torch is not for dry runs")
+        given = [sys.executable, *(["-m"] if is_module else []), program, *arguments]
         context.exit(_dry_run(given, device=dry_run, variables=variables, **for_dry_run))
     variables[SWITCH] = "0" if switched_off() else "1"
     if switched_off():
@@ -128,11 +137,13 @@ def command(
 
 def _dry_run(command: list[str], **options: Any) -> int:
     """Run a program on a simulated device, print the answer, and return the exit code."""
+    from pytracer.commands.parallel import signals_interrupt
     from pytracer.commands.show_answer import echo_answer  # not needed to record
     from pytracer.rehearsal.dry_run import dry_run
 
     click.echo(dry_run_options.WARNING, err=True)
-    output = options["variables"].pop(variable("output"), None)
-    found = dry_run(command, is_quiet=False, output=output, **options)
+    output = options["variables"].get(variable("output")) or variable_text(variable("output"))
+    with signals_interrupt():
+        found = dry_run(command, is_quiet=False, output=output or None, **options)
     echo_answer(found.answer)
     return 0 if found.fits else dry_run_options.DOES_NOT_FIT

@@ -18,7 +18,7 @@ from pytracer.rehearsal import libraries
 from pytracer.rehearsal.models import Model, model_of
 from pytracer.rehearsal.plan import Plan, read_report
 from pytracer.rehearsal.results import DryRun, result_of
-from pytracer.text import printable
+from pytracer.text import number, printable
 from pytracer.tracing.options import SWITCH, variable
 
 CONTEXT_BYTES = 600 << 20
@@ -98,8 +98,8 @@ def dry_run(
         if not environment.get(variable("ranks")):
             environment.setdefault(variable("all_ranks"), "1")
         log = folder / "log.txt" if is_quiet else None
+        _make(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             code, took_s = run_to_end(whole, environment, log, time_limit_s + _PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise PytracerError(
@@ -110,16 +110,31 @@ def dry_run(
             raise PytracerError(f"cannot run {text}: {error.strerror}") from error
         report = read_report(Path(reports))
     files = read_run(folder)
-    is_oom = code != 0 and bool(files.numbers.get("ooms"))
-    if code != 0 and not is_oom:
+    is_other = report is None or report.is_other_error or not files.numbers.get("ooms")
+    if code != 0 and is_other:
         reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
         reason = f"signal {-code} ended it" if code < 0 else reason
         if world_size > 1 and not together:
             reason += " (ranks that send objects to each other have to run together)"
+        if report is not None and report.unsaved:
+            reason += " (--allow-writes writes the checkpoints that it may miss)"
         raise PytracerError(f"the program failed, and not for want of memory: {reason}")
     if report is None or not files.numbers:
-        raise PytracerError("the program used no device: nothing can be said about its memory")
+        raise PytracerError(
+            "nothing can be said about the program's memory: it used no device, or ended without "
+            "Python's exit (os._exit)"
+        )
+    is_oom = code != 0 or report.gave_up
     return result_of(plan, files, report, is_oom, took_s)
+
+
+def _make(folder: Path) -> None:
+    if folder.suffix == ".pickle" or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError(f"output={folder}: give a new or empty folder for the recordings")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PytracerError(f"cannot make {folder}: {error.strerror}") from error
 
 
 def _variables(plan: Plan, model: Model) -> dict[str, str]:
@@ -152,13 +167,16 @@ def _checked(command: Sequence[str], plan: Plan) -> list[str]:
     if isinstance(command, str) or not command:
         raise ConfigError(f'command={command!r}: give a list, as in ["train.py", "--batch", "8"]')
     if not 0 <= plan.rank < plan.world_size:
-        last = plan.world_size - 1
-        raise ConfigError(f"rank={plan.rank}: there are {last + 1} ranks, from 0 to {last}")
+        ranks = number(plan.world_size, "rank")
+        raise ConfigError(f"rank={plan.rank} of {ranks}: the first rank is 0")
+    if plan.stop_after_steps < 0 or not plan.time_limit_s > 0:
+        raise ConfigError("stop_after_steps must not be negative, and time_limit_s be above 0")
     if not 0 <= plan.context_bytes < plan.device_bytes:
         raise ConfigError(
             f"context_memory_bytes={plan.context_bytes}: the device has {plan.device_bytes} bytes"
         )
-    is_python = command[0] == "-m" or command[0].endswith(".py")
+    is_python = command[0] in ("-m", sys.executable) or command[0].endswith(".py")
+    command = command[command[0] == sys.executable :]
     if plan.is_together and plan.world_size > 1:
         if not is_python:
             raise ConfigError(f"together: {command[0]} is no Python script, and no `-m MODULE`")

@@ -9,6 +9,7 @@ import multiprocessing.util
 import os
 import sys
 import threading
+from collections import Counter
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -38,11 +39,16 @@ def _begin(torch: ModuleType, plan: plans.Plan) -> None:
     def write() -> None:
         _write(plan)
 
-    def count(*_: Any) -> None:
+    counts: Counter[int] = Counter()
+
+    def count(optimizer: Any, *_: Any) -> None:
         if not stand_ins.is_on_default_stream(torch):
             return  # the program warms up for a graph, or captures one
-        _report.steps += 1
-        if _report.steps == plan.stop_after_steps:
+        counts[id(optimizer)] += 1
+        _report.steps = max(counts.values())
+        _report.ooms_before_step = stand_ins.ooms(torch)
+        # All of them, but for those that make fewer steps.
+        if plan.stop_after_steps in (min(counts.values()), _report.steps - 1):
             _stop(plan, "steps")
 
     register_optimizer_step_post_hook(count)
@@ -68,6 +74,9 @@ def _write(plan: plans.Plan) -> None:
     if _report.world_size == 1:  # the program made no process group
         _report.world_size = int(os.environ.get("WORLD_SIZE") or 1)
     _report.versions = _versions(torch)
+    error = getattr(sys, "last_value", None)
+    _report.is_other_error = error is not None and "out of memory" not in str(error).lower()
+    _report.gave_up = stand_ins.ooms(torch) > _report.ooms_before_step
     with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
         stand_ins.note_unknown(torch, _report)
     with contextlib.suppress(OSError):

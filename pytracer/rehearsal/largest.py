@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.analysis.answer import Answer, Line
-from pytracer.errors import ConfigError
+from pytracer.errors import ConfigError, PytracerError
 from pytracer.rehearsal.dry_run import dry_run
 from pytracer.rehearsal.results import DryRun
 from pytracer.text import BriefRepr, number, size
@@ -91,7 +91,10 @@ def largest(
     def fits(value: int) -> bool:
         filled = filled_in(command, {**(sizes or {}), variable: value})
         output = folder / f"{options.get('device', 'h100')}_{variable}_{value}"
-        runs[value] = dry_run(filled, output=output, **options)
+        try:
+            runs[value] = dry_run(filled, output=output, **options)
+        except PytracerError as error:
+            raise PytracerError(f"{variable}={value}: {error}") from error
         on_run({variable: value}, runs[value])
         return runs[value].fits
 

@@ -70,6 +70,9 @@ class Report:
         world_size: The number of ranks.
         steps: How many steps an optimizer made.
         stopped: Why the process ended early: "steps", "time"; "": it did not.
+        ooms_before_step: How often memory had run out when an optimizer made its last step.
+        gave_up: Whether memory ran out since.
+        is_other_error: Whether the process ended by an error that is not of memory.
         place: Where it was when its time was over, as in "train.py:31 while True:".
         versions: The versions of torch and of libraries that decide what is allocated.
         values: The lines that read values.
@@ -81,6 +84,9 @@ class Report:
     world_size: int = 1
     steps: int = 0
     stopped: str = ""
+    ooms_before_step: int = 0
+    gave_up: bool = False
+    is_other_error: bool = False
     place: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
@@ -108,6 +114,8 @@ def read_report(folder: Path) -> Report | None:
         whole.steps = max(whole.steps, each["steps"])
         whole.world_size = max(whole.world_size, each["world_size"])
         whole.unsaved += each["unsaved"]
+        whole.gave_up |= each["gave_up"]
+        whole.is_other_error |= each["is_other_error"]
         whole.stopped = whole.stopped or each["stopped"]
         whole.place = whole.place or each["place"]
         whole.versions = each["versions"]

@@ -28,7 +28,7 @@ class DryRun(BriefRepr):
         device_bytes: The memory of the device.
         context_bytes: What of it was assumed to be taken outside of torch's allocator.
         flushes: How often the allocator gave back its cache to find memory, which is slow.
-        is_least: Whether a real run may need more: see `unknown` and `values`.
+        is_least: Whether a real run of the same steps may need more: see `unknown` and `values`.
         unknown: What takes memory of a real device, and was not simulated.
         values: The lines that read values of the device, those that decide something first.
         steps: How many steps of an optimizer were made.
@@ -103,6 +103,9 @@ def _answer(found: DryRun, report: Report, files: RunFiles) -> Answer:
         )
         kind = "none" if answer.kind == "oom" else answer.kind
         answer = replace(answer, kind=kind, verdict=verdict, where="")
+        if files.numbers.get("ooms"):  # the other lines are of that moment
+            last = [line for line in last if line.role == "more"]
+            lines = []
         lines = [*_remarks(files), *(line for line in lines if line.role in _OF_A_FIT)]
     where = ", ".join(filter(None, (where, answer.where)))
     lines = [*_ended(report), *lines, *_values(found), *_notes(found, report, files), *last]
@@ -125,7 +128,8 @@ def _ended(report: Report) -> Iterator[Line]:
         yield Line("ended", f"by the time limit, at {report.place}; it may wait for a value")
     elif report.stopped:
         steps = number(report.steps, "step")
-        yield Line("ended", f"after {steps} of the optimizer; what would follow did not run")
+        text = f"after {steps} of the optimizer; what follows runs with --stop-after-steps 0"
+        yield Line("ended", text)
 
 
 def _values(found: DryRun) -> Iterator[Line]:

@@ -1,5 +1,6 @@
 """What stands in for the parts of torch and of libraries that no simulated device can do."""
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from pytracer.rehearsal import simulated
 from pytracer.rehearsal.plan import Plan, Report
 
 _LARGE = 1 << 16  # elements of a host tensor whose random values would take time and memory
-_RANDOM = ("normal_", "uniform_", "random_", "exponential_", "bernoulli_")
-_INITIALISERS = ("trunc_normal_", "orthogonal_", "_no_grad_trunc_normal_")
+_RANDOM = ("normal_", "uniform_")
+_INITIALISERS = (
+    *("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "trunc_normal_"),
+    *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
+)
 
 
 def prepare(plan: Plan, report: Report) -> None:
@@ -50,6 +54,11 @@ def is_on_default_stream(torch: ModuleType) -> bool:
     return not device.is_initialized() or device.current_stream() == device.default_stream()
 
 
+def ooms(torch: ModuleType) -> int:
+    """Return how often memory ran out on the current device."""
+    return int(getattr(torch, device_backend()).memory_stats().get("num_ooms", 0))
+
+
 def device_backend() -> str:
     """Return "cuda" or "npu", whichever this process uses."""
     return "npu" if "torch_npu" in sys.modules else "cuda"
@@ -81,23 +90,25 @@ def _note(report: Report, text: str) -> None:
 
 
 def _skip_random_values(torch: ModuleType) -> None:
-    """Leave large host tensors without random values: weights are copied to the device unread."""
+    """Leave large parameters on the host without random values: they are copied unread."""
 
-    def skipping(method: Callable[..., Any]) -> Callable[..., Any]:
+    def skipping(method: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:
         @wraps(method)
         def skip(tensor: Any, *arguments: Any, **options: Any) -> Any:
             is_large = tensor.device.type == "cpu" and tensor.numel() > _LARGE
-            if is_large and tensor.dtype.is_floating_point and type(tensor) in plain:
+            if is_large and tensor.dtype.is_floating_point and type(tensor) in kinds:
                 return tensor
             return method(tensor, *arguments, **options)
 
         return skip
 
-    plain = (torch.Tensor, torch.nn.Parameter)
-    for owner, names in ((torch.Tensor, _RANDOM), (torch.nn.init, _INITIALISERS)):
-        for name in names:
-            if hasattr(owner, name):
-                setattr(owner, name, skipping(getattr(owner, name)))
+    parameter = torch.nn.Parameter
+    for name in _RANDOM:
+        setattr(torch.Tensor, name, skipping(getattr(torch.Tensor, name), (parameter,)))
+    for name in _INITIALISERS:
+        function = getattr(torch.nn.init, name, None)
+        if function is not None:
+            setattr(torch.nn.init, name, skipping(function, (parameter, torch.Tensor)))
 
 
 def _end_at_greatest_length(module: ModuleType) -> None:
@@ -212,9 +223,8 @@ def _leave_out_saves(module: ModuleType, report: Report) -> None:
     def not_saving(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def save(*arguments: Any, **options: Any) -> Any:
-            targets = (*arguments[1:], *options.values())
-            if not any(isinstance(each, str | os.PathLike) for each in targets):
-                return function(*arguments, **options)  # into memory
+            if any(isinstance(each, io.BytesIO) for each in (*arguments, *options.values())):
+                return function(*arguments, **options)
             report.unsaved += 1
             return None
 

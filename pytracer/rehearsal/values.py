@@ -18,9 +18,11 @@ _OWN = os.path.dirname(os.path.dirname(__file__))
 _INSTALLED = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), _OWN})
 _SIZES = (
     *("nonzero", "unique", "masked_select", "argwhere", "bincount", "repeat_interleave"),
-    "range",
+    *("range", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "split"),
+    *("view", "reshape", "expand", "repeat", "narrow", "new_zeros", "new_empty", "pad"),
 )
-_MOST = 200  # lines of a program
+"""Functions whose results, or arguments, have as many elements as there are of some kind."""
+_MOST, _WIDTH = 200, 100  # lines of a program, and characters of each
 
 _found: dict[tuple[CodeType, int], Value] = {}
 
@@ -42,7 +44,7 @@ def _note(report: Report, frame: FrameType | None) -> None:
     if value is None:
         if len(report.values) >= _MOST:
             return
-        source = linecache.getline(code.co_filename, line).strip()
+        source = linecache.getline(code.co_filename, line).strip()[:_WIDTH]
         value = Value(_place(own), source, decides=_use(own) != _OTHER)
         _found[code, line] = value
         report.values.append(value)
@@ -110,14 +112,16 @@ def _parts(filename: str) -> list[tuple[Place, Place, int]]:
         found += [_part(node, _TEST) for node in nodes if isinstance(node, _TESTS)]
         loops = (node for node in nodes if isinstance(node, ast.comprehension))
         tests += [test for loop in loops for test in loop.ifs]
-        tested = _names(tests)
+        tests += [node.subject for node in nodes if isinstance(node, ast.Match)]
+        sizes = [node for node in nodes if isinstance(node, ast.expr) and _is_size(node)]
+        uses = {_BRANCH: _names(tests), _SIZE: _names(size for node in sizes for size in _of(node))}
         found += [_part(test, _BRANCH) for test in tests]
         for node in nodes:
             targets = getattr(node, "targets", [getattr(node, "target", None)])
-            if isinstance(node, _ASSIGNMENTS) and not tested.isdisjoint(_names(targets)):
-                found.append(_part(node, _BRANCH))
-            if isinstance(node, ast.expr) and _is_size(node):
-                found.append(_part(node, _SIZE))
+            if isinstance(node, _ASSIGNMENTS):
+                names = _names(targets)
+                found += [_part(node, use) for use, used in uses.items() if names & used]
+        found += [_part(node, _SIZE) for node in sizes]
     return found
 
 
@@ -127,13 +131,23 @@ _ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)
 
 
 def _is_size(node: ast.expr) -> bool:
-    """Return whether a size hangs on the values in an expression: how many are of some kind."""
+    """Return whether a size hangs on a value that is read within an expression, as by a mask."""
     if isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         return name in _SIZES or (name == "where" and len(node.args) == 1)
-    return isinstance(node, ast.Subscript) and any(
-        isinstance(each, ast.Compare | ast.Invert) for each in ast.walk(node.slice)
-    )
+    return isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+
+
+def _of(size: ast.expr) -> list[ast.expr]:
+    """Return the sizes themselves: the arguments of a call, or the bounds of a slice."""
+    if isinstance(size, ast.Call):
+        return size.args
+    part = size.slice if isinstance(size, ast.Subscript) else size
+    return [
+        each
+        for each in ast.walk(part)
+        if isinstance(part, ast.Slice) and isinstance(each, ast.Name)
+    ]
 
 
 def _nodes_of(scope: ast.AST) -> Iterator[ast.AST]:

@@ -116,6 +116,51 @@ def test_a_program_that_does_not_fit(folder: Path, backend: str) -> None:
     assert found.peak_reserved_bytes <= 412 * MIB
 
 
+SURVIVOR = """
+    import sys, torch
+    weights = [torch.zeros(4, device=DEVICE, requires_grad=True) for _ in range(2)]
+    optimizers = [torch.optim.SGD([each]) for each in weights]
+    try:
+        torch.zeros(1 << 50, device=DEVICE)
+    except torch.OutOfMemoryError:
+        pass
+    with open("own.pt", "wb") as file:
+        torch.save(weights, file)
+    if sys.argv[1] == "fails":
+        raise ValueError("labels are wrong")
+    if sys.argv[1] == "trains":
+        for number in range(5):
+            for optimizer in optimizers:
+                sum(weights).sum().backward()
+                optimizer.step()
+            print("round", number, flush=True)
+"""
+
+
+def test_a_program_that_survives(folder: Path) -> None:
+    # GIVEN a program that goes on after an out-of-memory error, with two optimizers
+    script = program(folder, SURVIVOR, "cuda")
+    # WHEN it trains, THEN it fits, it is stopped when both have made three steps, and the answer
+    # is not that of the error; a file that it has opened gets no zeros
+    found = pytracer.dry_run([script, "trains"], output="trains")
+    assert found.fits
+    assert found.answer.texts("why") == ["memory ran out 1 time, and the program went on"]
+    assert not found.answer.texts("do", "held")
+    assert re.findall(r"round \d", (folder / "trains/log.txt").read_text()) == [
+        "round 0",
+        "round 1",
+    ]
+    assert (folder / "own.pt").stat().st_size == 0
+    # WHEN it gives up, THEN it does not fit
+    assert not pytracer.dry_run([script, "ends"]).fits
+    # WHEN it fails for another reason, THEN that is not called a want of memory
+    with pytest.raises(PytracerError, match="not for want of memory: ValueError: labels are"):
+        pytracer.dry_run([script, "fails"])
+    # WHEN the folder has recordings, THEN they are not taken for those of another run
+    with pytest.raises(ConfigError, match="give a new or empty folder"):
+        pytracer.dry_run([script, "ends"], output="trains")
+
+
 def test_one_of_many_ranks(folder: Path) -> None:
     # GIVEN a program of many ranks that never ends
     script = program(folder, RANKS, "cuda")
@@ -185,8 +230,8 @@ def test_several_sizes_and_devices(folder: Path) -> None:
     # WHEN it is run at a size that fits one device alone
     arguments = ("--on", "t4,h100", "--at", "batch=1000000", "--", script, "--batch", "{batch}")
     done = run_command("fit", *arguments)
-    # THEN the table has both, and the exit code is of the last one
-    assert done.returncode == 0, done.stderr
+    # THEN the table has both, and the exit code says that one is too small
+    assert done.returncode == 4, done.stderr
     rows = [line for line in done.stdout.splitlines() if "batch=1,000,000" in line]
     assert ["does not fit" in row for row in rows] == [True, False]
     assert "FITS" in done.stdout
@@ -223,8 +268,10 @@ def test_values_that_a_thread_without_python_reads(folder: Path) -> None:
     ("arguments", "message"),
     [
         ({"device": "h10"}, "did you mean h100"),
-        ({"rank": 2, "world_size": 2}, "there are 2 ranks, from 0 to 1"),
+        ({"rank": 2, "world_size": 2}, "rank=2 of 2 ranks: the first rank is 0"),
         ({"context_memory_bytes": 10**12}, "the device has"),
+        ({"output": "snapshot.pickle"}, "give a new or empty folder"),
+        ({"stop_after_steps": -1}, "must not be negative"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:

@@ -78,6 +78,14 @@ def test_a_file_that_is_no_python_decides_nothing() -> None:
         ("y = 0 if x.item() else 1", [_BRANCH]),
         ("assert x", [_BRANCH]),
         ("if ok: z[x.item() > 0]", [_SIZE]),
+        ("z[x]", [_SIZE]),
+        ("z[0] = x.item()", [_OTHER]),
+        ("y = z[0] + x.item()", [_OTHER]),
+        ("range(x.item())", [_SIZE]),
+        ("n = x.item(); range(n)", [_SIZE]),
+        ("n = x.item(); y = z[:n]", [_SIZE]),
+        ("n = x.item(); y = z[n]", [_OTHER]),
+        ("match x.item():\n case 1: pass", [_BRANCH]),
     ],
 )
 def test_the_uses_of_one_line(line: str, uses: list[int]) -> None:
@@ -90,6 +98,10 @@ def test_the_uses_of_one_line(line: str, uses: list[int]) -> None:
         def __bool__(self) -> bool:
             found.append(_use(sys._getframe(1)))
             return True
+
+        def __index__(self) -> int:
+            found.append(_use(sys._getframe(1)))
+            return 1
 
     found: list[int] = []
     name = "line of test_values.py"

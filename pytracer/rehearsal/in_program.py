@@ -94,7 +94,7 @@ def _stop(plan: plans.Plan, why: str) -> NoReturn:
 
     What a program does at its end is left out: it would save and upload what it has not computed.
     """
-    from pytracer.tracing import process
+    from pytracer.tracing import box, process
 
     _report.stopped = why
     if why == "time":
@@ -102,5 +102,6 @@ def _stop(plan: plans.Plan, why: str) -> NoReturn:
         _report.place = values.place_of(sys._current_frames().get(main))
     with contextlib.suppress(Exception):
         process.finish()
+        box.remove_unused()
     _write(plan)
     process.end(0)

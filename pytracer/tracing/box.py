@@ -10,6 +10,7 @@ its workers, or the process that is started in place of a killed one.
 
 import atexit
 import json
+import multiprocessing.util
 import os
 import threading
 import time
@@ -74,6 +75,8 @@ def enter(user: Any, output: Path) -> None:
                 "box is elsewhere",
             )
         restoring.remove_surplus(folder)
+        if multiprocessing.parent_process() is not None:
+            multiprocessing.util.Finalize(None, remove_unused, exitpriority=-100)
         return
     warn_once(
         "if this process is killed, nothing of what it recorded is left: " + "; ".join(reasons),
@@ -137,11 +140,14 @@ def _remove_unknown() -> None:
 
 
 def remove_unused() -> None:
-    """Remove the box if no tracer has anything to write any more. After the last files."""
+    """Remove the box if no tracer has anything to write any more."""
     global _path
     if _path is not None and not _users and not _is_kept:
         path, _path = _path, None
         places.remove(path)
+
+
+atexit.register(remove_unused)  # early, so that it runs after the tracers' last files
 
 
 _AT_START_S = 60.0  # beside the job

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from pytracer import _core
 from pytracer.backends import running_torch
 from pytracer.log import print_line, report_once, warn_once
-from pytracer.tracing import box
 
 recording: set[Any] = set()  # tracers
 waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers that are started, without a device
@@ -104,7 +103,7 @@ def end(code: int) -> NoReturn:
 
 
 def finish() -> None:
-    """Write what the tracers of this process write at its end. Their box is not needed then."""
+    """Write what the tracers of this process write at its end."""
     try:
         for tracer in list(recording):
             try:
@@ -113,7 +112,6 @@ def finish() -> None:
                 report_once(f"no snapshot was written at the end: {failure!r}")
             except KeyboardInterrupt:
                 report_once("the last snapshot or its on_snapshot was interrupted")
-        box.remove_unused()
     finally:
         # The interpreter frees thread states soon, so no stack may be walked from here on.
         _core.prepare_for_exit()

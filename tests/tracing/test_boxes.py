@@ -223,7 +223,8 @@ with open("other", "wb+") as file:
         assert done.stdout == "alive\n", done.stderr
         assert "nothing is recorded any more" in done.stderr
         assert done.returncode == -signal.SIGBUS
-        assert ("Fatal Python error: Bus error" in done.stderr) == bool(first or later)
+        # A later handler may first run in the box's thread, which has no stderr.
+        assert later or ("Fatal Python error: Bus error" in done.stderr) == bool(first)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])

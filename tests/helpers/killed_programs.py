@@ -104,11 +104,11 @@ def check(folder: Path, seed: int, device: str, is_changing: bool = False) -> No
     [path] = folder.rglob("killed_*/*.pickle")
     assert not [*folder.rglob("*.box")], lines
     snapshot = pickle.loads(path.read_bytes())
-    [events] = [trace for trace in snapshot["device_traces"] if trace] or [[]]
     signs = {"alloc": 1, "free_completed": -1}
     changes = [
         signs[event["action"]] * event["size"] // FLOAT_BYTES
-        for event in events
+        for trace in snapshot["device_traces"]
+        for event in trace
         if event["action"] in signs and event["size"] > FLOAT_BYTES
     ]
     live = {

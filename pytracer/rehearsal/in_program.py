@@ -48,7 +48,7 @@ def _begin(torch: ModuleType, plan: plans.Plan) -> None:
         _report.steps = max(counts.values())
         _report.ooms_before_step = stand_ins.ooms(torch)
         # All of them, but for those that make fewer steps.
-        if plan.stop_after_steps in (min(counts.values()), _report.steps - 1):
+        if 0 < plan.stop_after_steps in (min(counts.values()), _report.steps - 1):
             _stop(plan, "steps")
 
     register_optimizer_step_post_hook(count)

@@ -151,6 +151,9 @@ def test_a_program_that_survives(folder: Path) -> None:
         "round 1",
     ]
     assert (folder / "own.pt").stat().st_size == 0
+    # WHEN it is not stopped, THEN it runs to its end
+    pytracer.dry_run([script, "trains"], output="all", stop_after_steps=0)
+    assert "round 4" in (folder / "all/log.txt").read_text()
     # WHEN it gives up, THEN it does not fit
     assert not pytracer.dry_run([script, "ends"]).fits
     # WHEN it fails for another reason, THEN that is not called a want of memory

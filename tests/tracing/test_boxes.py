@@ -58,9 +58,10 @@ def test_a_killed_process_leaves_what_it_had_recorded(seed: int, tmp_path: Path)
     killed_programs.check(tmp_path, seed, "cpu")
 
 
-@pytest.mark.parametrize("seed", range(amount(2, 100)))
+@pytest.mark.parametrize("seed", range(amount(2, 500)))
 def test_a_process_is_killed_while_tables_change(seed: int, tmp_path: Path) -> None:
-    # While the ring grows and shrinks, and generations of stacks follow each other
+    # While the ring grows and shrinks, generations of stacks follow each other, and snapshots are
+    # written
     killed_programs.check(tmp_path, 1000 + seed, "cpu", is_changing=True)
 
 

@@ -93,6 +93,7 @@ _EXCEPTION = re.compile(_RANK + r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 # A tracer's line about its file also follows the message of a program that failed.
 _END_LINE = re.compile(_RANK + re.escape(END_LINE))
 _MAX_LINE = 200
+_LOG_TAIL_BYTES = 2**16
 
 
 def last_exception(text: str) -> str:
@@ -102,6 +103,13 @@ def last_exception(text: str) -> str:
     exceptions = [match[1] for match in map(_EXCEPTION.match, lines) if match]
     candidates = exceptions or lines or ["it wrote no message"]
     return printable(candidates[-1][:_MAX_LINE])
+
+
+def last_exception_in(log: Path) -> str:
+    """Return the last exception that a program printed into a file, or else its last line."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+        return last_exception(file.read().decode("utf-8", "replace"))
 
 
 def run_to_end(

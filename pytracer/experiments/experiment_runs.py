@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pytracer.atomic_file import open_output
-from pytracer.child_process import last_exception, run_to_end
+from pytracer.child_process import last_exception_in, run_to_end
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import report
@@ -26,13 +26,18 @@ from pytracer.experiments.run_files import RunFiles, read_run
 from pytracer.settings import change as allocator
 from pytracer.text import printable
 from pytracer.tracing.option_forms import check_step_from
-from pytracer.tracing.options import STEP_OPTIONS, SWITCH, switched_off, variable
+from pytracer.tracing.options import (
+    STEP_OPTIONS,
+    SWITCH,
+    record_all_ranks,
+    switched_off,
+    variable,
+)
 
 CURRENT = "current"  # the name of the setting that changes nothing in the environment's settings
 
 REPORT, LOG = "experiment.json", "log.txt"
 
-_LOG_TAIL_BYTES = 2**16
 _MAX_NAME = 50
 
 
@@ -179,8 +184,7 @@ class Experiment:
         environment |= self._variables[run.setting]
         environment |= {SWITCH: "1", variable("output"): os.path.abspath(run.directory)}
         environment[variable("step_from")] = self.step_from
-        if not environment.get(variable("ranks")):
-            environment.setdefault(variable("all_ranks"), "1")
+        record_all_ranks(environment)
         return environment
 
     def _add_notes(self, run: Run, outcome: Outcome, files: RunFiles) -> None:
@@ -210,7 +214,7 @@ def _outcome(run: Run, exit_code: int, wall_s: float, files: RunFiles) -> Outcom
     log = run.directory / LOG
     failure = None
     if exit_code != 0 and not files.numbers.get("ooms"):
-        failure = f"{_ending(exit_code)}, {_reason(log)} ({log})"
+        failure = f"{_ending(exit_code)}, {last_exception_in(log)} ({log})"
     elif not files.numbers:
         unknown = "it used no accelerator, or its Python has no pytracer"
         reason = next(iter(files.problems), unknown)
@@ -231,14 +235,6 @@ def _ending(exit_code: int) -> str:
         return f"killed by {signal.Signals(-exit_code).name}"
     except ValueError:  # a real-time signal
         return f"killed by signal {-exit_code}"
-
-
-def _reason(log: Path) -> str:
-    """Return the last exception that a program printed, or else its last line."""
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    return last_exception(text)
 
 
 def _variables(settings: Sequence[str]) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -87,8 +87,13 @@ class RunFiles:
     environment: dict[str, Any] | None = None
 
 
-def read_run(directory: Path) -> RunFiles:
-    """Read all snapshots in a directory. Problems of files are returned, and not raised."""
+def read_run(
+    directory: Path, on_snapshot: Callable[[Snapshot], object] = lambda _: None
+) -> RunFiles:
+    """Read all snapshots in a directory, and call `on_snapshot` with each.
+
+    Problems of files are returned, and not raised.
+    """
     files = RunFiles()
     devices: dict[tuple[Process, int], _Device] = defaultdict(_Device)
     last: dict[Process, tuple[int, float | None, str | None]] = {}
@@ -101,6 +106,7 @@ def read_run(directory: Path) -> RunFiles:
         except PytracerError as error:
             files.problems.append(str(error))
             continue
+        on_snapshot(snapshot)
         metadata = snapshot.metadata
         files.paths.append(path)
         files.problems += [metadata.untraced] if metadata.untraced else []

@@ -11,15 +11,16 @@ from datetime import datetime
 from pathlib import Path
 
 from pytracer.backends.hook_folders import HookFolders
-from pytracer.child_process import last_exception, run_to_end
+from pytracer.child_process import last_exception_in, run_to_end
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.run_files import read_run
+from pytracer.reading.snapshot import Snapshot
 from pytracer.rehearsal import libraries
 from pytracer.rehearsal.models import Model, model_of
 from pytracer.rehearsal.plan import Plan, read_report
 from pytracer.rehearsal.results import DryRun, result_of
 from pytracer.text import number, printable
-from pytracer.tracing.options import SWITCH, variable
+from pytracer.tracing.options import SWITCH, record_all_ranks, variable
 
 CONTEXT_BYTES = 600 << 20
 """What a process takes of a device outside of torch's allocator, as is assumed: the context and the
@@ -77,8 +78,7 @@ def dry_run(
         PytracerError: The program failed for another reason than memory, or used no device.
     """
     model = model_of(device)
-    started = f"{datetime.now():%Y%m%d_%H%M%S_%f}"
-    folder = Path("outputs", "dry_run", started) if output is None else Path(output)
+    folder = new_folder() if output is None else Path(output)
     with tempfile.TemporaryDirectory(prefix="pytracer_") as reports:
         plan = Plan(
             device=device,
@@ -95,8 +95,7 @@ def dry_run(
         whole = _checked(command, plan)
         environment = {**_OFFLINE, **os.environ, **(variables or {}), **_variables(plan, model)}
         environment[variable("output")] = os.path.abspath(folder)
-        if not environment.get(variable("ranks")):
-            environment.setdefault(variable("all_ranks"), "1")
+        record_all_ranks(environment)
         log = folder / "log.txt" if is_quiet else None
         _make(folder)
         try:
@@ -109,10 +108,11 @@ def dry_run(
             text = printable(shlex.join(command))
             raise PytracerError(f"cannot run {text}: {error.strerror}") from error
         report = read_report(Path(reports))
-    files = read_run(folder)
+    snapshots: list[Snapshot] = []
+    files = read_run(folder, snapshots.append)
     is_other = report is None or report.is_other_error or not files.numbers.get("ooms")
     if code != 0 and is_other:
-        reason = last_exception(log.read_text(errors="replace")) if log else "see its output"
+        reason = last_exception_in(log) if log else "see its output"
         reason = f"signal {-code} ended it" if code < 0 else reason
         if world_size > 1 and not together:
             reason += " (ranks that send objects to each other have to run together)"
@@ -125,7 +125,12 @@ def dry_run(
             "Python's exit (os._exit)"
         )
     is_oom = code != 0 or report.gave_up
-    return result_of(plan, files, report, is_oom, took_s)
+    return result_of(plan, files, snapshots, report, is_oom, took_s)
+
+
+def new_folder() -> Path:
+    """Return the folder of the recordings of a dry run that begins now, if none is named."""
+    return Path("outputs", "dry_run", f"{datetime.now():%Y%m%d_%H%M%S_%f}")
 
 
 def _make(folder: Path) -> None:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pytracer.analysis.answer import Answer, Line
 from pytracer.errors import ConfigError, PytracerError
-from pytracer.rehearsal.dry_run import dry_run
+from pytracer.rehearsal.dry_run import dry_run, new_folder
 from pytracer.rehearsal.results import DryRun
 from pytracer.text import BriefRepr, number, size
 
@@ -86,7 +85,7 @@ def largest(
         PytracerError: A program failed for another reason than memory.
     """
     runs: dict[int, DryRun] = {}
-    folder = Path(options.pop("output", None) or f"outputs/dry_run/{datetime.now():%Y%m%d_%H%M%S}")
+    folder = Path(options.pop("output", None) or new_folder())
 
     def fits(value: int) -> bool:
         filled = filled_in(command, {**(sizes or {}), variable: value})

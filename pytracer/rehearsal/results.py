@@ -1,13 +1,13 @@
 """The result of a dry run, and its answer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_of_files import answer_of_files, answered_file
 from pytracer.analysis.explanation import explain
 from pytracer.experiments.run_files import RunFiles
-from pytracer.reading.reader import load
+from pytracer.reading.snapshot import Snapshot
 from pytracer.rehearsal.models import MODELS
 from pytracer.rehearsal.plan import Plan, Report, Value
 from pytracer.simulator.trials import try_settings
@@ -58,7 +58,14 @@ class DryRun(BriefRepr):
         return str(self.answer)
 
 
-def result_of(plan: Plan, files: RunFiles, report: Report, is_oom: bool, seconds: float) -> DryRun:
+def result_of(
+    plan: Plan,
+    files: RunFiles,
+    snapshots: Sequence[Snapshot],
+    report: Report,
+    is_oom: bool,
+    seconds: float,
+) -> DryRun:
     """Return what a dry run found, from its recordings and what its processes said."""
     decides = any(value.decides for value in report.values)
     found = DryRun(
@@ -76,13 +83,12 @@ def result_of(plan: Plan, files: RunFiles, report: Report, is_oom: bool, seconds
         steps=report.steps,
         seconds=seconds,
         paths=[str(path) for path in files.paths],
-        answer=_answer_of_files(files),
+        answer=_answer_of_files(snapshots),
     )
     return replace(found, answer=_answer(found, report, files))
 
 
-def _answer_of_files(files: RunFiles) -> Answer:
-    snapshots = [load(path) for path in files.paths]
+def _answer_of_files(snapshots: Sequence[Snapshot]) -> Answer:
     tried = try_settings if len(snapshots) == 1 else None
     return answer_of_files([answered_file(each, explain(each, None, tried)) for each in snapshots])
 

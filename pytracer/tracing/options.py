@@ -279,6 +279,12 @@ OTHER_VARIABLES = (
 )
 
 
+def record_all_ranks(environment: dict[str, str]) -> None:
+    """Have all ranks of a program recorded, unless its environment chooses some."""
+    if not environment.get(variable("ranks")):
+        environment.setdefault(variable("all_ranks"), "1")
+
+
 def variable_text(name: str) -> str:
     """Return the text of a variable; "": it is not set, or blank."""
     text = os.environ.get(name, "")

@@ -18,7 +18,7 @@ from pytracer import child_process
 from pytracer.child_process import run_to_end
 from pytracer.commands.parallel import Interruption, signals_interrupt
 from pytracer.errors import ConfigError, PytracerError
-from pytracer.experiments import experiment_runs, function_experiment
+from pytracer.experiments import function_experiment
 from pytracer.experiments.experiment_runs import Experiment, balanced_order
 
 OFF, ON = "expandable_segments:False", "expandable_segments:True"
@@ -215,7 +215,7 @@ def test_signals_interrupt() -> None:
 )
 def test_why_a_run_failed(log: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(log)
-    assert experiment_runs._reason(tmp_path / "log.txt") == reason
+    assert child_process.last_exception_in(tmp_path / "log.txt") == reason
 
 
 def started(program: str, tmp_path: Path) -> list[str]:

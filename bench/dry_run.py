@@ -11,7 +11,6 @@ import platform
 import resource
 import sys
 import tempfile
-from collections.abc import Iterator
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +19,7 @@ from harness import arguments
 from rich.progress import track
 
 import pytracer
+from pytracer.fitting.sizes import parsed_target, targets_of
 
 GIB = 2**30
 LANGUAGE = ("batch=16,length=1024", "batch=24,length=768")
@@ -52,15 +52,9 @@ def run_program(name: str, sizes: str) -> None:
 
     fit_programs.VOCABULARY, fit_programs.LAYERS = 32_000, 8
     fit_programs.WIDTH, fit_programs.HEADS = 1024, 16
-    found = fit_programs.run("cuda", name, dict(_pairs(sizes)), None)
+    found = fit_programs.run("cuda", name, targets_of(parsed_target(sizes))[0], None)
     host_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps([*found["steady"], host_kib]))
-
-
-def _pairs(sizes: str) -> Iterator[tuple[str, int]]:
-    for part in sizes.split(","):
-        name, _, value = part.partition("=")
-        yield name, int(value)
 
 
 def compared(name: str, sizes: str, measured: tuple[float, float], folder: Path) -> list[str]:

@@ -85,7 +85,8 @@ class _Finder:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        if name not in (*_WATCHED, *_followers) or name in self._searching:
+        is_wanted = name in _WATCHED or name in _followers
+        if not is_wanted or name in self._searching:
             return None
         self._searching.add(name)  # another finder may ask all finders too
         try:

@@ -1,6 +1,6 @@
 """The options of dry runs, which `pytracer run --dry-run` and `pytracer fit --on` have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -8,23 +8,12 @@ import click
 from pytracer.commands import shared_options as shared
 from pytracer.text import parsed_size
 
-DOES_NOT_FIT = 4  # an exit code, as of `pytracer fit`
+DOES_NOT_FIT = 4  # the exit code of a program that does not fit
 
 WARNING = (
     "pytracer: a dry run executes the program itself. Kernels do nothing, torch.save and "
     "safetensors write nothing, and loggers are offline; everything else that it does is real"
 )
-
-_NAMES = {
-    "device_memory_bytes",
-    "context_memory_bytes",
-    "world_size",
-    "rank",
-    "together",
-    "stop_after_steps",
-    "time_limit_s",
-    "allow_writes",
-}
 
 
 def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +63,6 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of dry runs that are given out of a command's options."""
-    found = {name: options.pop(name) for name in _NAMES & options.keys()}
-    return {name: value for name, value in found.items() if value is not None}
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of these options that are given, as `dry_run` takes them."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -125,4 +125,4 @@ def command(
     context.exit(_EXIT_CODES.get(found.kind, 0))
 
 
-_EXIT_CODES = {UNKNOWN: 3, DOES_NOT_FIT: 4}
+_EXIT_CODES = {UNKNOWN: 3, DOES_NOT_FIT: dry_run_options.DOES_NOT_FIT}

@@ -104,7 +104,8 @@ def command(
 
     With --dry-run, the exit code is 0 if the program fits and 4 if it does not.
     """
-    for_dry_run = dry_run_options.given(options)
+    others = {name: options.pop(name) for name in options.keys() - OPTIONS.keys()}
+    for_dry_run = dry_run_options.given(others)
     if for_dry_run and dry_run is None:
         flag = f"--{min(for_dry_run).removesuffix('_bytes').removesuffix('_s').replace('_', '-')}"
         raise click.UsageError(f"{flag} needs --dry-run DEVICE")

@@ -20,6 +20,7 @@ from pytracer.rehearsal import stand_ins, values
 LIBRARIES = ("transformers", "accelerate", "peft", "trl", "lightning", "torchtitan", "diffusers")
 
 _report = plans.Report()
+_ooms_before_step = 0  # how often memory had run out at the last step of an optimizer
 
 
 def prepare() -> None:
@@ -42,11 +43,12 @@ def _begin(torch: ModuleType, plan: plans.Plan) -> None:
     counts: Counter[int] = Counter()
 
     def count(optimizer: Any, *_: Any) -> None:
+        global _ooms_before_step
         if not stand_ins.is_on_default_stream(torch):
             return  # the program warms up for a graph, or captures one
         counts[id(optimizer)] += 1
         _report.steps = max(counts.values())
-        _report.ooms_before_step = stand_ins.ooms(torch)
+        _ooms_before_step = stand_ins.ooms(torch)
         # All of them, but for those that make fewer steps.
         if 0 < plan.stop_after_steps in (min(counts.values()), _report.steps - 1):
             _stop(plan, "steps")
@@ -76,7 +78,7 @@ def _write(plan: plans.Plan) -> None:
     _report.versions = _versions(torch)
     error = getattr(sys, "last_value", None)
     _report.is_other_error = error is not None and "out of memory" not in str(error).lower()
-    _report.gave_up = stand_ins.ooms(torch) > _report.ooms_before_step
+    _report.gave_up = stand_ins.ooms(torch) > _ooms_before_step
     with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
         stand_ins.note_unknown(torch, _report)
     with contextlib.suppress(OSError):

@@ -70,8 +70,7 @@ class Report:
         world_size: The number of ranks.
         steps: How many steps an optimizer made.
         stopped: Why the process ended early: "steps", "time"; "": it did not.
-        ooms_before_step: How often memory had run out when an optimizer made its last step.
-        gave_up: Whether memory ran out since.
+        gave_up: Whether memory ran out after the last step of an optimizer.
         is_other_error: Whether the process ended by an error that is not of memory.
         place: Where it was when its time was over, as in "train.py:31 while True:".
         versions: The versions of torch and of libraries that decide what is allocated.
@@ -84,7 +83,6 @@ class Report:
     world_size: int = 1
     steps: int = 0
     stopped: str = ""
-    ooms_before_step: int = 0
     gave_up: bool = False
     is_other_error: bool = False
     place: str = ""

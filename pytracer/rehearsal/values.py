@@ -44,8 +44,7 @@ def _note(report: Report, frame: FrameType | None) -> None:
     if value is None:
         if len(report.values) >= _MOST:
             return
-        source = linecache.getline(code.co_filename, line).strip()[:_WIDTH]
-        value = Value(_place(own), source, decides=_use(own) != _OTHER)
+        value = Value(_place(own), _source(own)[:_WIDTH], decides=_use(own) != _OTHER)
         _found[code, line] = value
         report.values.append(value)
     value.count += 1
@@ -64,11 +63,15 @@ def place_of(frame: FrameType | None) -> str:
     frame = own_frame(frame)
     if frame is None:
         return "an unknown line"
-    return f"{_place(frame)} {linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()}"
+    return f"{_place(frame)} {_source(frame)}"
 
 
 def _place(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _source(frame: FrameType) -> str:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
 
 
 def _use(frame: FrameType) -> int:

@@ -115,7 +115,8 @@ def _npu_folder() -> Path:
     packages = [_package("torch"), _package("torch_npu")]
     digest = hashlib.sha256()
     for path in sorted(_own("source").rglob("*.*")):
-        digest.update(path.read_bytes())
+        if path.parent.name != "__pycache__":  # where running them writes
+            digest.update(path.read_bytes())
     for path in sorted(library for package in packages for library in package.glob("lib/*.so")):
         digest.update(f"{path.name} {path.stat().st_size}".encode())
     root = HookFolders().destination().directory

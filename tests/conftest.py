@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import processes
 import pytest
+import simulated
 from amount import LONG
 from devices_of_tests import runs_here
 from hypothesis import HealthCheck, settings
 from suite_summary import pytest_terminal_summary  # noqa: F401
-
-from pytracer.rehearsal import simulated
 
 if TYPE_CHECKING:
     import leak_cases

@@ -47,6 +47,7 @@ def dry_run(
     context_memory_bytes: int = CONTEXT_BYTES,
     stop_after_steps: int = 3,
     allow_writes: bool = False,
+    mask_part: float = 0.0,
     time_limit_s: float = 600.0,
     output: str | os.PathLike[str] | None = None,
     is_quiet: bool = True,
@@ -68,6 +69,8 @@ def dry_run(
         stop_after_steps: The number of steps of an optimizer after which the program is stopped;
             0: it runs to its end.
         allow_writes: Whether checkpoints are written.
+        mask_part: The part of each mask that is taken to be true, such as 1/4 for tokens that are
+            spread evenly over 8 experts, 2 for each. 0: none is, and the answer names the lines.
         time_limit_s: When a program that does not end is stopped.
         output: A new folder for the recordings.  None: one in outputs/dry_run.
         is_quiet: Whether what the program prints goes to log.txt in that folder.
@@ -90,6 +93,7 @@ def dry_run(
             stop_after_steps=stop_after_steps,
             time_limit_s=time_limit_s,
             allow_writes=allow_writes,
+            mask_part=mask_part,
             folder=reports,
         )
         whole = _checked(command, plan)
@@ -176,6 +180,8 @@ def _checked(command: Sequence[str], plan: Plan) -> list[str]:
         raise ConfigError(f"rank={plan.rank} of {ranks}: the first rank is 0")
     if plan.stop_after_steps < 0 or not plan.time_limit_s > 0:
         raise ConfigError("stop_after_steps must not be negative, and time_limit_s be above 0")
+    if not 0 <= plan.mask_part <= 1:
+        raise ConfigError(f"mask_part={plan.mask_part} is not between 0 and 1")
     if not 0 <= plan.context_bytes < plan.device_bytes:
         raise ConfigError(
             f"context_memory_bytes={plan.context_bytes}: the device has {plan.device_bytes} bytes"

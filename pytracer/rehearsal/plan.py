@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 VARIABLE = "PYTRACER_DRY_RUN"
 
@@ -21,6 +22,7 @@ class Plan:
         stop_after_steps: The number of steps of an optimizer after which a process ends; 0: none.
         time_limit_s: When a process ends, and says where it was.
         allow_writes: Whether checkpoints are written.
+        mask_part: The part of each mask that is taken to be true; 0: none.
         folder: Where each process writes its `Report`.
     """
 
@@ -33,6 +35,7 @@ class Plan:
     stop_after_steps: int
     time_limit_s: float
     allow_writes: bool
+    mask_part: float
     folder: str
 
     @staticmethod
@@ -45,21 +48,18 @@ class Plan:
         return {VARIABLE: json.dumps(asdict(self))}
 
 
-@dataclass
-class Value:
+class Value(NamedTuple):
     """A line of the program that reads values of the device, where they are always 0.
 
     Attributes:
         place: The line, as in "train.py:31".
         source: Its code.
-        count: How often it read values.
         decides: Whether a branch, a loop or a size hangs on them.
     """
 
     place: str
     source: str
-    count: int = 0
-    decides: bool = False
+    decides: bool
 
 
 @dataclass
@@ -102,20 +102,15 @@ def read_report(folder: Path) -> Report | None:
 
     The files are our own, in a folder of our own.
     """
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    whole = Report()
-    for each in found:
-        values = [Value(**value) for value in each.pop("values")]
-        known = {value.place for value in whole.values}
-        whole.values += [value for value in values if value.place not in known]
-        whole.unknown += [text for text in each.pop("unknown") if text not in whole.unknown]
-        whole.steps = max(whole.steps, each["steps"])
-        whole.world_size = max(whole.world_size, each["world_size"])
-        whole.unsaved += each["unsaved"]
-        whole.gave_up |= each["gave_up"]
-        whole.is_other_error |= each["is_other_error"]
-        whole.stopped = whole.stopped or each["stopped"]
-        whole.place = whole.place or each["place"]
-        whole.versions = each["versions"]
-        whole.warning = each["warning"]
-    return whole if found else None
+    whole = None
+    for path in sorted(folder.glob("*.json")):
+        each = Report(**json.loads(path.read_text()))
+        each.values = [Value(*value) for value in each.values]
+        whole = whole or each
+        for name, value in vars(each).items():
+            known = getattr(whole, name)
+            if isinstance(value, list):
+                known += [part for part in value if part not in known]
+            elif not isinstance(value, dict):  # numbers: the largest; texts: one that is not empty
+                setattr(whole, name, max(known, value))
+    return whole

@@ -85,7 +85,7 @@ def result_of(
         paths=[str(path) for path in files.paths],
         answer=_answer_of_files(snapshots),
     )
-    return replace(found, answer=_answer(found, report, files))
+    return replace(found, answer=_answer(found, plan, report, files))
 
 
 def _answer_of_files(snapshots: Sequence[Snapshot]) -> Answer:
@@ -93,7 +93,7 @@ def _answer_of_files(snapshots: Sequence[Snapshot]) -> Answer:
     return answer_of_files([answered_file(each, explain(each, None, tried)) for each in snapshots])
 
 
-def _answer(found: DryRun, report: Report, files: RunFiles) -> Answer:
+def _answer(found: DryRun, plan: Plan, report: Report, files: RunFiles) -> Answer:
     answer = found.answer
     last = [line for line in answer.lines if line.role in ("do", "more")]
     lines = [line for line in answer.lines if line not in last]
@@ -114,7 +114,7 @@ def _answer(found: DryRun, report: Report, files: RunFiles) -> Answer:
             lines = []
         lines = [*_remarks(files), *(line for line in lines if line.role in _OF_A_FIT)]
     where = ", ".join(filter(None, (where, answer.where)))
-    lines = [*_ended(report), *lines, *_values(found), *_notes(found, report, files), *last]
+    lines = [*_ended(report), *lines, *_values(found), *_notes(plan, report, files), *last]
     return replace(answer, where=where, lines=lines)
 
 
@@ -148,17 +148,19 @@ def _values(found: DryRun) -> Iterator[Line]:
         yield Line("values", f"and {number(len(deciding) - _VALUES, 'more line')}")
 
 
-def _notes(found: DryRun, report: Report, files: RunFiles) -> Iterator[Line]:
+def _notes(plan: Plan, report: Report, files: RunFiles) -> Iterator[Line]:
     if report.warning:
         yield Line("note", report.warning)
-    if found.unknown:
-        yield Line("note", f"not known without the device: {'; '.join(found.unknown)}")
+    if report.unknown:
+        yield Line("note", f"not known without the device: {'; '.join(report.unknown)}")
     facts = [f"{name} {text}" for name, text in report.versions.items()]
-    if capability := MODELS[found.device].capability:
+    if capability := MODELS[plan.device].capability:
         facts.append(f"compute capability {capability / 10}")
     facts += sorted(files.settings - {""}) or ["default settings of the allocator"]
     yield Line("note", ", ".join(facts))
-    context = size(found.context_bytes)
+    context = size(plan.context_bytes)
     yield Line("note", f"assumed: {context} outside of torch's allocator (--context-memory)")
+    if plan.mask_part:
+        yield Line("note", f"assumed: {100 * plan.mask_part:g} % of each mask is true (--mask-part)")
     if report.unsaved:
         yield Line("note", f"{number(report.unsaved, 'checkpoint')} not written (--allow-writes)")

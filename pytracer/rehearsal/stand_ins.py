@@ -3,8 +3,10 @@
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +39,8 @@ def replace_in_torch(torch: ModuleType, plan: Plan, report: Report) -> None:
     # cuDNN's attention has no plans here. Flash attention keeps the same tensors.
     torch.backends.cuda.enable_cudnn_sdp(False)
     _skip_random_values(torch)
+    if plan.mask_part:
+        _give_sizes_to_masks(torch, plan.mask_part)
     record_stream = torch.Tensor.record_stream
 
     def noting(tensor: Any, stream: Any) -> None:
@@ -111,6 +115,23 @@ def _skip_random_values(torch: ModuleType) -> None:
             setattr(torch.nn.init, name, skipping(function, (parameter, torch.Tensor)))
 
 
+def _give_sizes_to_masks(torch: ModuleType, part: float) -> None:
+    """Have a part of each mask be true: what it selects, as `x[mask]` and `where(mask)` do."""
+
+    def nonzero(mask: Any) -> Any:
+        count = round(mask.numel() * part)
+        return mask.new_empty((mask.dim(), count), dtype=torch.int64).T
+
+    key = {"cuda": "CUDA", "npu": "PrivateUse1"}[device_backend()]
+    _kept.append(library := torch.library.Library("aten", "IMPL"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is another one already
+        library.impl("nonzero", nonzero, key)
+
+
+_kept: list[object] = []  # libraries of operators, which end with their objects
+
+
 def _end_at_greatest_length(module: ModuleType) -> None:
     """Have `generate()` of transformers end at its greatest length: no token ends it earlier."""
     from transformers.generation.stopping_criteria import MaxLengthCriteria
@@ -135,19 +156,14 @@ def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
     init, new_group = c10d.init_process_group, c10d.new_group
 
     @wraps(init)
-    def init_process_group(
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        *_: Any,
-        **__: Any,
-    ) -> None:
+    def init_process_group(*arguments: Any, **options: Any) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
-        rank = rank if rank >= 0 else int(os.environ.get("RANK") or 0)
+        asked = signature(init).bind(*arguments, **options).arguments
+        world_size, rank = (
+            asked[name] if asked.get(name, -1) >= 0 else int(os.environ.get(name.upper()) or least)
+            for name, least in (("world_size", 1), ("rank", 0))
+        )
         report.world_size = world_size
         if plan.is_together:
             backends = f"cpu:gloo,{device_backend()}:fake"

@@ -24,7 +24,7 @@ _SIZES = (
 """Functions whose results, or arguments, have as many elements as there are of some kind."""
 _MOST, _WIDTH = 200, 100  # lines of a program, and characters of each
 
-_found: dict[tuple[CodeType, int], Value] = {}
+_found: set[tuple[CodeType, int]] = set()
 
 
 def watch(report: Report) -> None:
@@ -39,15 +39,10 @@ def _note(report: Report, frame: FrameType | None) -> None:
     # Libraries read values for many purposes. Of theirs, those matter that become sizes.
     if frame is not own and _use(frame) == _SIZE:
         own = frame
-    code, line = own.f_code, own.f_lineno
-    value = _found.get((code, line))
-    if value is None:
-        if len(report.values) >= _MOST:
-            return
-        value = Value(_place(own), _source(own)[:_WIDTH], decides=_use(own) != _OTHER)
-        _found[code, line] = value
-        report.values.append(value)
-    value.count += 1
+    line = own.f_code, own.f_lineno
+    if line not in _found and len(_found) < _MOST:
+        _found.add(line)
+        report.values.append(Value(_place(own), _source(own)[:_WIDTH], _use(own) != _OTHER))
 
 
 def own_frame(frame: FrameType | None) -> FrameType | None:

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import simulated
 import torch
 from accelerator.extension import Extension
 from patched_torch import Torch
 from settings_state import State
 
 from pytracer.backends import oom
-from pytracer.rehearsal import simulated
 from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
 
 

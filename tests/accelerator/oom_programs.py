@@ -17,10 +17,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import simulated
 import torch
 
 import pytracer
-from pytracer.rehearsal import simulated
 
 MIB = 1 << 20
 

@@ -19,10 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import simulated
 import torch
 from accelerator.workload import Workload
-
-from pytracer.rehearsal import simulated
 
 MAX_ENTRIES = 1 << 20
 RECORDERS = ("native", "pytracer", "both")

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import simulated
 import torch
 import torch._dynamo  # optimizers import it, which takes each run 1.5 s otherwise
 from torch import Tensor, nn
 from torch.nn import functional
 
 import pytracer
-from pytracer.rehearsal import simulated
 from pytracer.variables import VARIABLE
 
 MIB = 1 << 20

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import simulated
 import torch
 from accelerator.extension import Churn, Extension
 from amount import amount
@@ -27,7 +28,6 @@ from amount import amount
 from pytracer import Tracer
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import Registry
-from pytracer.rehearsal import simulated
 
 RING = 30_000  # so large that even a slow machine does not overwrite it between two cuts
 CUTS = amount(20, 50)  # in each test that takes many

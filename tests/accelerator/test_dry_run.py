@@ -306,3 +306,24 @@ def test_the_how_tos_example(folder: Path) -> None:
     # WHEN the program takes 6 % more, THEN the test fails
     (folder / "train.py").write_text(text.format(106))
     assert subprocess.run(command, check=False).returncode == 1
+
+
+def test_tokens_that_are_spread_over_experts(folder: Path, backend: str) -> None:
+    # GIVEN a program that gives each expert its tokens, by a mask
+    text = """
+        import torch
+        x = torch.empty(4096, 256, device=DEVICE)
+        chosen = torch.zeros(4096, 2, device=DEVICE)
+        for expert in range(8):
+            token, _ = torch.where(chosen == expert)
+            kept = x[token]
+            print(kept.shape[0], x[x > 0].shape[0])
+        """
+    script = program(folder, text, backend)
+    # WHEN one in eight is said to be true
+    found = pytracer.dry_run([script], device=model_of(backend), mask_part=1 / 8, output="out")
+    # THEN an eighth of each mask is, no line decides by what is unknown, and the answer says so
+    counts = re.findall(r"^\d+ \d+$", (folder / "out/log.txt").read_text(), re.MULTILINE)
+    assert counts == ["1024 131072"] * 8
+    assert (found.is_least, found.values) == (False, [])
+    assert "12.5 % of each mask is true (--mask-part)" in str(found)

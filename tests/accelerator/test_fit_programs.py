@@ -6,11 +6,11 @@ from typing import Any
 
 import processes
 import pytest
+import simulated
 
 import pytracer
 from pytracer.fitting import Fit
 from pytracer.fitting.prediction import Peak
-from pytracer.rehearsal import simulated
 
 PROGRAM = Path(__file__).parent / "fit_programs.py"
 RECORDED = [(2, 64), (4, 64), (4, 192)]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import processes
 import pytest
+import simulated
 
 from pytracer.analysis import explain
 from pytracer.analysis.report import stats
 from pytracer.reading import load
 from pytracer.recommendation import recommend
-from pytracer.rehearsal import simulated
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gathers.py"
 CAPACITY_BYTES = 39 << 30

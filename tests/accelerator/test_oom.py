@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import simulated
 import torch
 from files_left import files
 from thread_failures import failures_of
@@ -20,7 +21,6 @@ from pytracer import ACTIONS
 from pytracer.analysis.report import stats
 from pytracer.backends import devices
 from pytracer.reading import load, reader
-from pytracer.rehearsal import simulated
 from pytracer.tracing import oom_answer
 
 HUGE = 1 << 50

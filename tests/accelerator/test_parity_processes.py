@@ -15,12 +15,11 @@ from typing import Any
 
 import processes
 import pytest
+import simulated
 from accelerator import parity
 from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity, normalised
 from amount import amount
 from processes import HANG_S
-
-from pytracer.rehearsal import simulated
 
 PROGRAM = Path(__file__).with_name("parity_process.py")
 EVENTS = amount(24_000, 45_000)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import simulated
 import torch
 import viewed_pickles
 import viewers
@@ -24,7 +25,6 @@ from pytracer import Tracer
 from pytracer.analysis.history import replay
 from pytracer.analysis.report import stats
 from pytracer.reading.reader import load
-from pytracer.rehearsal import simulated
 
 Snapshot = dict[str, Any]
 EVENT = ("action", "addr", "size", "stream", "pool_id", "compile_context", "user_metadata")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import processes
 import pytest
+import simulated
 from amount import amount
 from commands import invoke
 
@@ -11,7 +12,6 @@ from pytracer.analysis import explain
 from pytracer.analysis.oom.kinds import EXHAUSTED
 from pytracer.reading import load
 from pytracer.recommendation import recommend
-from pytracer.rehearsal import simulated
 from pytracer.simulator.trials import TRIED, try_settings
 from pytracer.variables import format_settings
 

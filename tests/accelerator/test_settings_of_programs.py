@@ -6,9 +6,9 @@ from typing import Any
 
 import processes
 import pytest
+import simulated
 
 from pytracer.recommendation import recommend
-from pytracer.rehearsal import simulated
 
 PROGRAMS = Path(__file__).with_name("recorded_programs.py")
 LARGE_BYTES = 16 << 30

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simulated
 from processes import environment, run_python
 
 from pytracer.analysis.report import count_events
@@ -16,7 +17,6 @@ from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.snapshot import ALLOC, OOM, Column
 from pytracer.recommendation import recommend
-from pytracer.rehearsal import simulated
 from pytracer.simulator.deviation import deviation_text, reference_of
 from pytracer.simulator.rules import rules_of
 from pytracer.simulator.simulate import Simulated, limits_of, simulate_recording

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simulated
 import torch
 from amount import amount
 from processes import environment, run_python
@@ -32,7 +33,6 @@ from pytracer.analysis.requests import (
     REQUEST_COLUMNS,
 )
 from pytracer.reading import _reader
-from pytracer.rehearsal import simulated
 from pytracer.simulator.rules import rules_of
 from pytracer.variables import VARIABLE
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simulated
 import torch
 from contexts import with_context
 from viewed_pickles import check_opcodes
@@ -18,7 +19,6 @@ from viewers import check_snapshot
 
 import pytracer
 from pytracer import ACTIONS
-from pytracer.rehearsal import simulated
 
 MB = 1 << 20
 

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import simulated
 import torch
 from accelerator.parity_stacks import SHAPES, compiled_shape
-
-from pytracer.rehearsal import simulated
 
 KIB, MIB = 2**10, 2**20
 MAX_LIVE = 150  # live blocks of a thread on a device

@@ -3,9 +3,8 @@
 import gc
 
 import pytest
+import simulated
 from simulated_memory import CAPACITY, backend
-
-from pytracer.rehearsal import simulated
 
 
 @pytest.fixture(scope="module", autouse=True)

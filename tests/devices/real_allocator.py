@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simulated
 import torch
 
 from pytracer.analysis.requests import ALLOCATE, EMPTY_CACHE, FREE, LEAVE, RELEASE_POOL
 from pytracer.backends.devices import present_accelerator
 from pytracer.backends.running_torch import torch_module
-from pytracer.rehearsal import simulated
 
 CALLS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 

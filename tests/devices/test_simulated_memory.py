@@ -5,11 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import simulated
 import torch
 from devices import backends
 from simulated_memory import CAPACITY, MB, actions, backend, empty, history, pools, statistic
-
-from pytracer.rehearsal import simulated
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)

@@ -8,12 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import simulated
 import torch
 from devices import backends
 from processes import HANG_S
 from simulated_memory import MB, backend, empty
-
-from pytracer.rehearsal import simulated
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)
@@ -40,12 +39,12 @@ def test_a_forked_child_gets_an_error():
 
 # Settings of the environment.
 
-IMPORT = "from pytracer.rehearsal import simulated"
+IMPORT = "import simulated"
 CHILD = """
 import importlib.util, json, os, sys
 import torch
 backend = "npu" if importlib.util.find_spec("torch_npu") else "cuda"
-from pytracer.rehearsal import simulated
+import simulated
 api = getattr(torch, backend)
 values = torch.arange(1000, dtype=torch.float32).to(backend)
 event = api.Event()

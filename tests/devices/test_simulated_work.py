@@ -4,13 +4,12 @@ import threading
 import time
 
 import pytest
+import simulated
 import torch
 import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 from devices import backends
 from simulated_memory import MB, actions, backend, empty, history, pools, statistic
-
-from pytracer.rehearsal import simulated
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)

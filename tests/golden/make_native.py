@@ -151,9 +151,8 @@ extern "C" void allocate_at(size_t size, void* address) {
 
 def main(variant: str) -> None:
     """Write one file."""
+    import simulated
     import torch
-
-    from pytracer.rehearsal import simulated
 
     backend, version = "cuda", torch.__version__.partition("+")[0]
     if torch.version.cuda is None or hasattr(torch, "npu"):

@@ -128,7 +128,7 @@ def prepare(request: dict[str, Any]) -> types.CodeType | str:
         else:
             os.environ[name] = value
     if "SIMULATED_CAPACITY_MB" in request["changes"]:  # was read with torch's import
-        from pytracer.rehearsal import simulated
+        import simulated
 
         simulated.set_capacity(int(os.environ.get("SIMULATED_CAPACITY_MB", 16384)) << 20)
     first, *rest = request["arguments"]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simulated
 from processes import run_python
-
-from pytracer.rehearsal import simulated
 
 HERE = Path(__file__).parent
 DEVICES = {"cpu": ("none", "cpu"), "cuda": ("cuda",) if simulated.active() else (), "npu": ()}

@@ -14,8 +14,8 @@ TESTED, COMPILED = "tested in CI", "compiled"
 HEAD = """# Where does it run
 
 **torch 2.6 to 2.15 on Linux on x86-64, Python 3.10 to 3.13: yes, and with the wheel no compiler is
-needed.** Another release needs a C++ compiler at the first start, unless its headers are those of
-one in the table: see [Install without a compiler](../how-to/hooks.md).
+needed.** Another release needs a C++ compiler at the first start: see [Install without a
+compiler](../how-to/hooks.md).
 
 - *tested in CI*: the tests run with this release and Python {python}, with the hooks that the wheel
   has ready, over simulated devices, which run torch's and torch_npu's real allocators. **No release

@@ -67,7 +67,7 @@ def hooks(output: Path, requirements: tuple[str, ...]) -> None:
     for part in parts:
         for library in part.glob("*.so"):
             shutil.copy2(library, output)
-    ready = compilation.merged([hook for part in parts for hook in read_index(part)])
+    ready = [hook for part in parts for hook in read_index(part)]
     write_index(output, ready)
     size = sum(path.stat().st_size for path in output.iterdir())
     print(f"{output}: {len(ready)} hooks for {len(releases)} releases, {size / 1e6:.1f} MB")

@@ -3,15 +3,13 @@
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from pins import PACKAGES, Release, fetch
 
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_key import SeenFiles, headers_key
 from pytracer.backends.names import AUTOGRAD, HOST
-from pytracer.backends.ready_hooks import ReadyHook, digests_in
+from pytracer.backends.ready_hooks import ReadyHook
 from pytracer.backends.running_torch import TorchBuild
 
 # The hook finds torch's libraries by their names, because a process has them loaded before: these
@@ -74,62 +72,21 @@ def compile_hook(
         output: The folder of the libraries.
     """
     compiler = HookCompiler(torch=lambda: build, torch_npu=lambda: headers / PACKAGES["torch-npu"])
-    library, read = headers / f"{backend}-{build.cxx11_abi}.so", headers / f"{backend}.d"
-    compiler.compile(cxx(), backend, library, _options(headers, read))
-    roots, facts = compiler.roots(backend), compiler.facts(backend)
-    names = tuple(sorted(set(_relative(_dependencies(read), roots))))
-    digest = digests_in(roots, SeenFiles())
-    key = headers_key(names, facts, digest)
-    assert key is not None, "a header was read that is in no root"
-    read.unlink()
-    content = library.read_bytes()
-    name = f"{backend}-{key}.so"
+    library = headers / f"{backend}-{build.cxx11_abi}.so"
+    compiler.compile(cxx(), backend, library, _options(headers))
+    sha256 = hashlib.sha256(library.read_bytes()).hexdigest()
+    name = f"{backend}-{sha256[:20]}.so"
     library.chmod(0o755)
     os.replace(library, output / name)
-    return ReadyHook(
-        backend, name, hashlib.sha256(content).hexdigest(), key, names, (release.version,)
-    )
+    key = compiler.key(backend, release.version)
+    return ReadyHook(backend, release.version, key, name, sha256)
 
 
-def _options(headers: Path, read: Path) -> list[str]:
-    """Return the options that make the library the same wherever it is compiled.
-
-    The compiler writes the names of the files that it read into the file `read`.
-    """
+def _options(headers: Path) -> list[str]:
+    """Return the options that make the library the same wherever it is compiled."""
     sources = Path(__file__).parents[2]
     return [
-        "-MD",
-        f"-MF{read}",
         f"-ffile-prefix-map={headers}=.",
         f"-ffile-prefix-map={sources}=.",
         "-Wl,--strip-all,--build-id=none,--no-as-needed",
     ]
-
-
-def _dependencies(read: Path) -> Iterator[Path]:
-    """Yield the files that the compiler read, from its rule for make."""
-    text = read.read_text().partition(":")[2].replace("\\\n", " ")
-    yield from map(Path, text.split())
-
-
-def _relative(files: Iterator[Path], roots: list[Path]) -> Iterator[str]:
-    """Yield the names of the files under `roots`, as a lookup in `roots` finds them."""
-    for file in files:
-        path = Path(os.path.normpath(file))
-        for root in roots:
-            if path.is_relative_to(root):
-                yield str(path.relative_to(root))
-                break
-
-
-def merged(hooks: list[ReadyHook]) -> list[ReadyHook]:
-    """Return one hook for each key, with all releases that have it."""
-    by_key: dict[str, ReadyHook] = {}
-    for hook in hooks:
-        known = by_key.setdefault(hook.key, hook)
-        if known is not hook:
-            if known.sha256 != hook.sha256:
-                raise SystemExit(f"{hook.library} was compiled twice, and the results differ")
-            releases = (*known.releases, *hook.releases)
-            by_key[hook.key] = ReadyHook(**{**vars(known), "releases": releases})
-    return list(by_key.values())

@@ -85,7 +85,6 @@ class Hooks:
                 found = builder.find_or_build(AUTOGRAD)
             elif not self._has_looked_for_autograd and builder.may_find(AUTOGRAD):
                 found = builder.find(AUTOGRAD)
-                builder.compiler.cache.write()
             if found:
                 core.attach_autograd(os.fsencode(found.path), running_torch.engine_code())
                 self._attached.add(AUTOGRAD)

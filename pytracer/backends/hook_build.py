@@ -134,7 +134,6 @@ class HookBuilder:
                     f"{named.name}={brief(str(named.directory))} is no folder, and is ignored"
                 )
         if found := self.find(backend):
-            self.compiler.cache.write()
             return found
         attempt = (self._file_name(backend), *self.compiler_for(backend))
         if attempt in self._failures:
@@ -144,7 +143,6 @@ class HookBuilder:
         except HookError as error:
             self._failures[attempt] = str(error)
             raise
-        self.compiler.cache.write()
         return found
 
     def build(self, backend: str, directory: Path) -> Path:

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
-from pytracer.backends.hook_key import HookCache, SeenFiles, headers_key, included_files
+from pytracer.backends.hook_key import hook_key
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.child_process import run_captured
@@ -63,7 +63,6 @@ class HookCompiler:
         self._environment = environment
         self.torch = torch
         self._torch_npu = torch_npu or _installed_torch_npu
-        self.cache = HookCache(self._folders)  # of the keys of compiled hooks and of ready ones
         self.timeout_s = COMPILE_SECONDS
 
     def source(self, backend: str) -> Path:
@@ -103,34 +102,19 @@ class HookCompiler:
             _require_host_allocator(headers, self.torch().version)
         return [headers]
 
-    def key(self, backend: str) -> str:
-        """Return 20 hexadecimal digits that identify what the hook is compiled from.
+    def key(self, backend: str, release: str) -> str:
+        """Return the key of the hook for a release: see `hook_key`.
 
-        The key is a hash of the hook's source, of every header of pytracer and torch that the
-        source includes, directly or not, and of what else decides the ABI. A version string would
-        not do, because vendors patch headers. Raises a HookError if there is no such hook, no torch
-        or no headers.
+        Raises:
+            HookError: There is no such hook, no torch, or no headers.
         """
-        source = self.source(backend)
-        roots, facts = self.roots(backend), self.facts(backend)
-
-        def compute(seen: SeenFiles) -> str | None:
-            digests = included_files(source, roots, seen)
-            return headers_key(digests, facts, digests.get)
-
-        return self.cache.key("key", [os.fsencode(source)], roots, facts, compute)
-
-    def roots(self, backend: str) -> list[Path]:
-        """Return all folders with files that the hook is compiled from, in order."""
-        return [self.source(backend).parents[1], *self.include_dirs(backend)]
-
-    def facts(self, backend: str) -> dict[str, bytes]:
-        """Return what decides the hook's ABI apart from headers, by name."""
-        return {
-            "machine": platform.machine().encode(),
-            "cxx11_abi": str(self.torch().cxx11_abi).encode(),
-            "flags": " ".join(compiler_flags(backend)).encode(),
+        facts = {
+            "release": release,
+            "machine": platform.machine(),
+            "cxx11_abi": str(self.torch().cxx11_abi),
+            "flags": " ".join(compiler_flags(backend)),
         }
+        return hook_key(self.source(backend), self.include_dirs(backend), facts)
 
     def release(self, backend: str) -> str:
         """Return the version of the package that has the allocator: torch or torch_npu."""
@@ -138,7 +122,7 @@ class HookCompiler:
 
     def file_name(self, backend: str) -> str:
         """Return the hook's file name, which is the same in all folders."""
-        return f"pytracer_{backend}-{self.key(backend)}.so"
+        return f"pytracer_{backend}-{self.key(backend, self.release(backend))}.so"
 
     def is_allowed(self) -> bool:
         """Return whether `PYTRACER_BUILD` lets a hook be compiled here; a wrong value is logged."""

@@ -161,6 +161,8 @@ def _notes(plan: Plan, report: Report, files: RunFiles) -> Iterator[Line]:
     context = size(plan.context_bytes)
     yield Line("note", f"assumed: {context} outside of torch's allocator (--context-memory)")
     if plan.mask_part:
-        yield Line("note", f"assumed: {100 * plan.mask_part:g} % of each mask is true (--mask-part)")
+        yield Line(
+            "note", f"assumed: {100 * plan.mask_part:g} % of each mask is true (--mask-part)"
+        )
     if report.unsaved:
         yield Line("note", f"{number(report.unsaved, 'checkpoint')} not written (--allow-writes)")

@@ -1,21 +1,12 @@
-"""Test the key in a hook's file name, which covers the hook's sources and torch's headers."""
+"""Test the key in a hook's file name, of the hook's sources and the headers that they name."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hook_world import (
-    World,
-    add_a_header_that_is_found_first,
-    edit_a_header,
-    remove_a_header,
-    set_age,
-)
+from hook_world import World
 
 import pytracer
-from pytracer.backends import hook_compile
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import HookFolders
 from pytracer.errors import HookError
@@ -27,48 +18,54 @@ from pytracer.errors import HookError
         "csrc/hooks/cpu.cpp",
         "csrc/hooks/hook_abi.h",
         "torch/include/c10/core/A.h",
-        "torch/include/c10/core/B.h",
-        "torch/include/c10/core/near.h",
     ],
 )
-def test_key_changes_with_everything_the_hook_includes(world: World, path: str) -> None:
+def test_key_changes_with_what_the_hook_names(world: World, path: str) -> None:
     # GIVEN
-    before = world.compiler().key("cpu")
+    before = world.compiler().key("cpu", "9.9.0")
     # WHEN a vendor patches a header, or the hook's source changes
     with (world.root / path).open("a") as file:
         file.write("// patched\n")
     # THEN
-    assert world.compiler().key("cpu") != before
+    assert world.compiler().key("cpu", "9.9.0") != before
 
 
 def test_key_changes_with_the_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN
-    before = world.compiler().key("cpu")
+    before = world.compiler().key("cpu", "9.9.0")
     # WHEN
     monkeypatch.setattr("platform.machine", lambda: "another")
     # THEN
-    assert world.compiler().key("cpu") != before
+    assert world.compiler().key("cpu", "9.9.0") != before
 
 
 def test_key_changes_with_the_standard_librarys_abi(world: World) -> None:
     # GIVEN
-    before = world.compiler().key("cpu")
+    before = world.compiler().key("cpu", "9.9.0")
     # WHEN
     world.torch = replace(world.torch, cxx11_abi=False)
     # THEN
-    assert world.compiler().key("cpu") != before
+    assert world.compiler().key("cpu", "9.9.0") != before
 
 
-def test_key_ignores_other_headers_the_version_and_the_install_path(world: World) -> None:
+def test_key_changes_with_the_release(world: World) -> None:
+    names = set()
+    for version in ("9.9.0", "9.9.1", "9.9.0+vendor"):
+        world.torch = replace(world.torch, version=version)
+        names.add(world.hook_name)
+    assert len(names) == 3
+
+
+def test_key_ignores_other_headers_and_the_install_path(world: World) -> None:
     # GIVEN
-    before = world.compiler().key("cpu")
+    before = world.compiler().key("cpu", "9.9.0")
     # WHEN
-    (world.include / "c10/core/unrelated.h").write_text("changed")
+    (world.include / "c10/core/near.h").write_text("changed")
     moved = world.root / "elsewhere"
     world.torch.root.rename(moved)
-    world.torch = replace(world.torch, version="1.0", root=moved)
+    world.torch = replace(world.torch, root=moved)
     # THEN
-    assert world.compiler().key("cpu") == before
+    assert world.compiler().key("cpu", "9.9.0") == before
 
 
 def test_missing_headers_are_named(world: World) -> None:
@@ -152,107 +149,3 @@ def test_backend_without_a_hook_is_refused(world: World, backend: str) -> None:
     assert "records only the CPU allocator" in str(error.value)
     assert repr(backend) in str(error.value)
     assert world.attached == []
-
-
-@pytest.fixture
-def settled(world: World) -> World:
-    """Return a world with a hook, whose headers are a minute old."""
-    world.settle()
-    world.put_hook(world.cache)
-    return world
-
-
-def computed_key(world: World) -> str:
-    """Return the key that a machine without cached keys computes."""
-    environment = {**world.environment, "XDG_CACHE_HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
-    folders = HookFolders(environment, [world.root / "package"])
-    return HookCompiler(folders, environment=environment, torch=lambda: world.torch).key("cpu")
-
-
-def cached_keys(world: World) -> list[Path]:
-    return sorted(world.cache.glob("key-*.json"))
-
-
-def test_a_second_start_reads_no_headers(settled: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a start that found its hook
-    found = settled.builder().find_or_build("cpu")
-    assert len(cached_keys(settled)) == 1
-
-    # WHEN another process starts
-    def included_files(*_: object) -> None:
-        raise AssertionError("headers are read")
-
-    monkeypatch.setattr(hook_compile, "included_files", included_files)
-    # THEN it finds the same hook without reading the headers
-    assert settled.builder().find_or_build("cpu") == found
-
-
-def test_a_lookup_caches_no_key(settled: World) -> None:
-    assert settled.builder().find("cpu") is not None
-    assert cached_keys(settled) == []
-
-
-def test_a_key_is_not_cached_while_headers_may_still_change(settled: World) -> None:
-    # GIVEN a header written a second ago: a change now could have the same modification time
-    set_age(settled.include / "c10/core/B.h", 1)
-    # WHEN a process finds its hook, THEN the key is not cached
-    settled.builder().find_or_build("cpu")
-    assert cached_keys(settled) == []
-
-
-def add_a_header_that_was_missing(world: World) -> None:
-    (world.include / "vector").write_text("int vector;\n")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        edit_a_header,
-        add_a_header_that_is_found_first,
-        add_a_header_that_was_missing,
-        remove_a_header,
-    ],
-)
-def test_a_cached_key_is_not_used_after_a_change(
-    settled: World, change: Callable[[World], None]
-) -> None:
-    # GIVEN a cached key
-    settled.builder().find_or_build("cpu")
-    before = settled.compiler().key("cpu")
-    # WHEN the files that the compiler would read change
-    change(settled)
-    # THEN the key is that of the new files
-    assert settled.compiler().key("cpu") == computed_key(settled) != before
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\xff",
-        b"[]",
-        b'{"key": "../../other", "seen": {}}',
-        b'{"key": "", "seen": {}}',
-        b'{"key": "00000000000000000000", "seen": {"/nonexistent": [1, 2]}}',
-        b'{"key": "00000000000000000000", "seen": {"a\\u0000b": [1, 2]}}',
-        b"[" * 100_000,
-    ],
-)
-def test_a_damaged_key_is_computed_again(settled: World, content: bytes) -> None:
-    # GIVEN a damaged file of a cached key
-    settled.builder().find_or_build("cpu")
-    (cached,) = cached_keys(settled)
-    cached.write_bytes(content)
-    # WHEN the next process starts, THEN it computes the right key, and caches it again
-    assert settled.compiler().key("cpu") == computed_key(settled)
-    settled.builder().find_or_build("cpu")
-    assert json.loads(cached.read_bytes())["key"] == computed_key(settled)
-
-
-def test_a_key_that_other_users_may_write_is_not_used(settled: World) -> None:
-    # GIVEN a cached key in a file that all users may write
-    settled.builder().find_or_build("cpu")
-    (cached,) = cached_keys(settled)
-    cached.write_text(json.dumps({"key": "0" * 20, "seen": {}}))
-    cached.chmod(0o666)
-    # WHEN the next process starts, THEN it computes the key
-    assert settled.compiler().key("cpu") == computed_key(settled)

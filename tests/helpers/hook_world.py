@@ -17,8 +17,7 @@ from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.hook_build import WAIT_SECONDS, HookBuilder, Probe
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import HookFolders, sealed
-from pytracer.backends.hook_key import SeenFiles, headers_key
-from pytracer.backends.ready_hooks import FOLDER, ReadyHook, digests_in, write_index
+from pytracer.backends.ready_hooks import FOLDER, ReadyHook, write_index
 from pytracer.backends.running_torch import TorchBuild
 
 # This stand-in for a compiler logs its arguments and writes an output file. It fails while the file
@@ -124,12 +123,6 @@ class World:
         """Return all files and folders except the compiler's log."""
         return {path for path in self.root.rglob("*") if path.name != "compiler.log"}
 
-    def settle(self) -> None:
-        """Make all headers a minute old, so that keys computed from them are cached."""
-        for folder in (self.source, self.include):
-            for path in (folder, *folder.rglob("*")):
-                set_age(path)
-
     def folders(self) -> HookFolders:
         """Return the folders as a new process finds them."""
         return HookFolders(self.environment, [self.root / "package"])
@@ -154,17 +147,16 @@ class World:
     def put_ready_hook(self, *releases: str) -> Path:
         """Add a hook for this environment's torch to the package, as a wheel has it."""
         self.package.mkdir(parents=True, exist_ok=True)
-        compiler = self.compiler()
-        roots, facts = compiler.roots("cpu"), compiler.facts("cpu")
-        headers = (*(f"c10/core/{name}.h" for name in ("A", "B", "near")), "hooks/cpu.cpp")
-        key = headers_key(headers, facts, digests_in(roots, SeenFiles()))
-        assert key is not None
-        path = self.package / f"cpu-{key}.so"
+        path = self.package / "cpu-0.so"
         path.write_text("a ready hook")
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        compiler = self.compiler()
         write_index(
             self.package,
-            [ReadyHook("cpu", path.name, sha256, key, headers, releases or (self.torch.version,))],
+            [
+                ReadyHook("cpu", release, compiler.key("cpu", release), path.name, sha256)
+                for release in releases or [self.torch.version]
+            ],
         )
         return path
 
@@ -181,28 +173,6 @@ def set_age(path: Path, seconds: int = 60) -> None:
     """Give a file or folder the time of modification of some seconds ago."""
     now_ns = time.time_ns()
     os.utime(path, ns=(now_ns, now_ns - seconds * 10**9))
-
-
-# What makes a cached key wrong.
-
-
-def edit_a_header(world: World) -> None:
-    """Change a header, and keep its size."""
-    header = world.include / "c10/core/near.h"
-    header.write_text("int N_ar;\n")
-    set_age(header, 30)
-
-
-def add_a_header_that_is_found_first(world: World) -> None:
-    """Add a header of the same name to a folder in which the compiler looks first."""
-    shadow = world.source / "c10" / "core" / "B.h"
-    shadow.parent.mkdir(parents=True)
-    shadow.write_text("int shadow;\n")
-
-
-def remove_a_header(world: World) -> None:
-    """Remove a header."""
-    (world.include / "c10/core/near.h").unlink()
 
 
 class OtherBuilder:

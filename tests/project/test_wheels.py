@@ -92,9 +92,6 @@ def test_a_hook_compiled_twice_is_the_same_to_the_byte(
     assert made[0] == made[1]
     assert contents[0] == contents[1]
     assert str(tmp_path).encode() not in contents[0]
-    assert "c10/core/CPUAllocator.h" in made[0].headers
-    assert "hooks/hook_abi.h" in made[0].headers
-    assert not [name for name in made[0].headers if name.startswith(("/", ".."))]
 
 
 def test_a_library_has_no_path_of_the_machine_that_compiled_it() -> None:

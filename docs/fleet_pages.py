@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 
 from pytracer.fleet.dataset import Dataset
-from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
+from pytracer.fleet.report import BASE, QUERIES, query
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
@@ -58,7 +58,7 @@ def tables_page() -> str:
         rows.append(
             f"| `{name}` | {table.meaning} | {', '.join(map('`{}`'.format, FIRST[name]))} |\n"
         )
-    names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES, *COMPARISONS))
+    names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES))
     return "".join([HEAD, *rows, SQL, names, ".\n"])
 
 
@@ -100,14 +100,10 @@ def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
     with tempfile.TemporaryDirectory() as folder, duckdb.connect() as connection:
         with Dataset(Path(folder, "table")):
             pass
-        for schema in ("baseline", "main"):
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; USE memory.{schema}")
-            connection.execute(f"SET VARIABLE dataset = '{folder}/table'")
-            for name in (BASE, *QUERIES):
-                connection.execute(query(name))
-        for name in COMPARISONS:
+        connection.execute(f"SET VARIABLE dataset = '{folder}/table'")
+        for name in (BASE, *QUERIES):
             connection.execute(query(name))
-        for name in (*QUERIES, *COMPARISONS):
+        for name in QUERIES:
             types = dict(row[:2] for row in connection.execute(f"DESCRIBE {name}").fetchall())
             meanings = sql_comment(name)
             assert set(types) == set(meanings), f"{name}: {set(types) ^ set(meanings)}"

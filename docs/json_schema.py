@@ -174,8 +174,6 @@ def schema() -> str:
 
     def of_class(kind: Any) -> Schema:
         keys = properties(kind, schema_of)
-        if kind is FleetReport or kind.__name__ == "BaselineChange":
-            of_rows(kind, keys)
         text = as_json(words((inspect.getdoc(kind) or "").split("\n\nAttributes:")[0]))
         return {
             "description": text,

@@ -63,15 +63,6 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "[default: the highest rank of a file, and one]",
 )
 @click.option(
-    "--baseline",
-    metavar="DIRECTORY|TABLE",
-    type=source,
-    help="Also report what changed against this run.",
-)
-@click.option(
-    "--baseline-run", metavar="RUN", help="The run of --baseline.  [default: as for --run]"
-)
-@click.option(
     "--top",
     type=click.IntRange(min=0),
     default=5,
@@ -96,8 +87,6 @@ def command(
     table: str,
     run: str | None,
     ranks: int | None,
-    baseline: str | None,
-    baseline_run: str | None,
     top: int,
     html_path: Path | None,
     as_sql: bool,
@@ -108,29 +97,18 @@ def command(
     \b
     pytracer fleet report outputs/profile
     pytracer fleet report outputs/profile --html report.html
-    pytracer fleet report outputs/profile --baseline last-week
 
     Compares the ranks of a run. Reads all snapshots of a DIRECTORY each time. A TABLE of
     "pytracer fleet collect" has been read once.
     """
     from pytracer.fleet.report import fleet_report, script
 
-    if baseline is None and baseline_run is not None:
-        raise click.UsageError("--baseline-run needs --baseline")
     if as_sql:
         click.echo(script(Path(table), run, ranks))
         return
     with ExitStack() as folders:
-        found = fleet_report(
-            _dataset(table, folders),
-            run,
-            ranks=ranks,
-            baseline=None if baseline is None else _dataset(baseline, folders),
-            baseline_run=baseline_run,
-        )
+        found = fleet_report(_dataset(table, folders), run, ranks=ranks)
     found.table = table
-    if found.baseline is not None:
-        found.baseline.table = str(baseline)
     json_output.write(vars(found), [])
     if not json_output.is_only:
         _show(Console(highlight=False), found, top)
@@ -207,15 +185,7 @@ def _table(
 
 
 def _tables(report: FleetReport, top: int) -> Iterator[Table]:
-    if report.baseline is not None and (sites := report.baseline.sites):
-        columns: Columns = {
-            "delta": lambda site: signed(site.delta_bytes),
-            "baseline": "baseline_bytes",
-            "new": "size_bytes",
-            "call site": _site,
-        }
-        yield from _table(f"Changes at the peaks of {sites[0].slot}, medians", sites, top, columns)
-    columns = {
+    columns: Columns = {
         "after": lambda oom: "-" if oom.after_s is None else f"{oom.after_s:.3g} s",
         "rank": "process",
         "requested": "requested_bytes",
@@ -271,24 +241,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[Table]:
 
 def _tables_of_page(report: FleetReport, top: int) -> Iterator[Table]:
     """Yield the tables that a terminal has no room for; the answers name what is in them."""
-    if (change := report.baseline) is not None:
-        columns: Columns = {
-            "files": "slot",
-            "ranks": lambda peak: f"{peak.baseline_ranks:,} → {peak.ranks:,}",
-            "baseline": "baseline_median_bytes",
-            "new": "median_bytes",
-            "change of the median": lambda peak: delta_text(
-                peak.baseline_median_bytes, peak.median_bytes
-            ),
-        }
-        yield from _table("Peaks against the baseline", change.peaks, top, columns, text=0)
-        columns = {
-            "setting": "key",
-            "baseline": lambda setting: _value(setting.baseline_value),
-            "new": lambda setting: _value(setting.value),
-        }
-        yield from _table("Settings against the baseline", change.settings, top, columns, text=0)
-    columns = {
+    columns: Columns = {
         "rank": lambda missing: printable(f"{missing.role} {missing.rank}".strip()),
         "reason": "reason",
         "files that most ranks have": lambda missing: (

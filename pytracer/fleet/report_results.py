@@ -19,7 +19,7 @@ class Answer:
     """The answer to one question about a run.
 
     Attributes:
-        topic: "ooms", "peaks", "growth", "phases", "settings", "missing", "damaged" or "baseline".
+        topic: "ooms", "peaks", "growth", "phases", "settings", "missing" or "damaged".
         verdict: "found": there is something to look at; "none": there is not; "unknown": the files
             do not tell, and `text` has the reason.
         text: The answer, one or more sentences.
@@ -41,33 +41,6 @@ class Command:
 
     command: str
     why: str
-
-
-@dataclass
-class BaselineChange:
-    """What changed against another run.
-
-    Attributes:
-        table, run: The dataset or the directory of the baseline, and its run.
-        peaks: The peaks by slot: `compare_peaks`.
-        sites: The call sites, the largest change first: `compare_sites`.
-        settings: The settings that changed: `compare_settings`.
-        ooms, baseline_ooms: The number of out-of-memory errors.
-        new_growth, gone_growth: The call sites that grow in one of the runs only.
-        new_outliers, gone_outliers: The ranks that are outliers in one of the runs only.
-    """
-
-    table: str
-    run: str | None
-    peaks: list[Row]
-    sites: list[Row]
-    settings: list[Row]
-    ooms: int
-    baseline_ooms: int
-    new_growth: list[str]
-    gone_growth: list[str]
-    new_outliers: list[str]
-    gone_outliers: list[str]
 
 
 @dataclass
@@ -94,7 +67,6 @@ class FleetReport:
         settings: The values of settings that differ between ranks: `setting_differences`.
         missing: The ranks that lack files: `missing`.
         damaged: The files that could not be read: rows of `processes`.
-        baseline: What changed against the baseline; None without one.
     """
 
     table: str
@@ -115,4 +87,3 @@ class FleetReport:
     settings: list[Row]
     missing: list[Row]
     damaged: list[Row]
-    baseline: BaselineChange | None

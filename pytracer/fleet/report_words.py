@@ -23,9 +23,6 @@ def notes(report: FleetReport) -> Iterator[str]:
     if seen.last_us is not None:
         text += f", the last one written {utc_time(seen.last_us).partition('.')[0]} UTC"
     yield f"{text}."
-    if report.baseline is not None:
-        baseline = report.baseline.run or "files without a run"
-        yield f"Baseline: {baseline} of {report.baseline.table}."
     if report.other_runs:
         others = named(report.other_runs)
         yield f"Other runs in {report.table}: {others}. Report on one by --run NAME."

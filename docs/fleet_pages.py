@@ -7,7 +7,7 @@ from pathlib import Path
 
 import duckdb
 
-from pytracer.fleet.dataset import Dataset
+from pytracer.fleet.dataset import new_dataset
 from pytracer.fleet.report import BASE, QUERIES, query
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
@@ -15,11 +15,11 @@ HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of 
 `TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
 rank. [`fleet-tables.json`](fleet-tables.json) has the type and the meaning of every column. This is
 version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A new minor version adds
-columns. A new major version changes the meaning of a column, and is written to a new folder.
+columns. A new major version removes a column or changes its meaning.
 
 Null means that the value is unknown, or does not apply. Bytes are integers. [What the numbers
-mean](report.md) describes the figures. While the file `TABLE/_unfinished` exists, rows of rewritten
-files may be missing or doubled, until the next collection has repaired the dataset.
+mean](report.md) describes the figures. `TABLE/_pytracer_fleet.json` is written last. If it is
+missing, the collection is still running or was killed.
 
 Every table has `run` (`--run`, or else the folder), `step`, `rank` and `source` (the path or URL of
 the file). Tables with a row for each device have `device` and `device_name`, those of call sites
@@ -98,7 +98,7 @@ def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
     kinds |= {"BIGINT": "int64", "INTEGER": "int32", "DOUBLE": "float64"}
     found = {}
     with tempfile.TemporaryDirectory() as folder, duckdb.connect() as connection:
-        with Dataset(Path(folder, "table")):
+        with new_dataset(Path(folder, "table")):
             pass
         connection.execute(f"SET VARIABLE dataset = '{folder}/table'")
         for name in (BASE, *QUERIES):

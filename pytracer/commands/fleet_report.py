@@ -17,7 +17,6 @@ from pytracer import __version__
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.shared_options import source
 from pytracer.commands.table import Columns, make_table
-from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import MARK
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
@@ -130,8 +129,6 @@ def _dataset(path: str, folders: ExitStack) -> Path:
 
     dataset = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="pytracer-")))
     collected = collect_with_progress([path], dataset, LocalEngine())
-    if not collected.read:
-        raise PytracerError(collected.errors[0])
     for error in collected.errors:
         click.echo(f"Error: {printable(error)}", err=True)
     return dataset

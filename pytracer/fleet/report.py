@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.errors import PytracerError
-from pytracer.fleet.dataset import UNFINISHED, check_dataset
+from pytracer.fleet.dataset import check_dataset
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_texts import answers_and_commands
 
@@ -158,7 +158,6 @@ def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> F
         table=str(table),
         run=run,
         other_runs=others,
-        is_unfinished=(table / UNFINISHED).exists(),
         observed_ranks=max(overview.traced_ranks, overview.stepped_ranks),
         expects_files=bool(_rows(connection, "expected_slots")),
         answers=[],

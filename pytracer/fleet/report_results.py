@@ -51,7 +51,6 @@ class FleetReport:
         table: The dataset, or the directory whose files were read for the report.
         run: The run.
         other_runs: The other runs of the dataset.
-        is_unfinished: Whether a collection is running, or was interrupted.
         observed_ranks: The number of ranks with enough steps to see growth.
         expects_files: Whether some kind of file is from most ranks, so that a rank can be missing.
         answers: The answers, the most urgent first.
@@ -72,7 +71,6 @@ class FleetReport:
     table: str
     run: str | None
     other_runs: list[str]
-    is_unfinished: bool
     observed_ranks: int
     expects_files: bool
     answers: list[Answer]

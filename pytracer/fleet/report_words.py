@@ -26,11 +26,6 @@ def notes(report: FleetReport) -> Iterator[str]:
     if report.other_runs:
         others = named(report.other_runs)
         yield f"Other runs in {report.table}: {others}. Report on one by --run NAME."
-    if report.is_unfinished:
-        yield (
-            "A collection is running, or was interrupted: files may be missing. Repeat pytracer "
-            "fleet collect."
-        )
     if seen.uncertain:
         yield (
             f"In {number(seen.uncertain, 'file')}, the highest peak may be older than the trace: "

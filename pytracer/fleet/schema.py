@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pytracer.export import parquet
 
-SCHEMA_VERSION = "2.0"
+SCHEMA_VERSION = "3.0"
 """The version of the tables: a minor version adds columns, a major one changes a meaning."""
 
 # The most rows of a file in a table.
@@ -97,7 +97,6 @@ TABLES = {
             "written_ns": Field("int64", "when the file was written, in ns since the epoch"),
             "file_bytes": _bytes("the size of the file"),
             "modified_ns": Field("int64", "when the file was modified, in ns since the epoch"),
-            "stamp": Field("text", "what tells a rewritten file from the one that was read"),
             "devices": Field("int32", "the number of devices that were used"),
             "events": Field("int64", "the number of events of all devices"),
             "is_oom": Field("bool", "whether the file was written because memory ran out"),

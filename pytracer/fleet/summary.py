@@ -5,7 +5,6 @@ The numbers are those of `pytracer show`: this module only arranges them.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -51,21 +50,13 @@ def collect_file(source: Source) -> ArrowTables:
             snapshot = load(read_content(source), source.name)
         return arrow_tables(summarize(snapshot, source))
     except PytracerError as error:
-        is_content = error.__cause__ is None or getattr(error.__cause__, "errno", 0) is None
-        return unreadable(source, str(error), is_content)
+        return unreadable(source, str(error))
     except Exception as error:  # one file must not end the collection
-        return unreadable(source, f"{source.name} was not understood: {error!r}", True)
+        return unreadable(source, f"{source.name} was not understood: {error!r}")
 
 
-def unreadable(source: Source, error: str, is_content: bool) -> ArrowTables:
-    """Return the row of a file that cannot be read, with what its name tells.
-
-    Args:
-        is_content: Whether the reason is the file's content. If not, the next collection tries the
-            file again.
-    """
-    if not is_content:
-        source = replace(source, stamp="")
+def unreadable(source: Source, error: str) -> ArrowTables:
+    """Return the row of a file that cannot be read, with what its name tells."""
     return arrow_tables({"files": [_name_row(source) | {"error": " ".join(error.split())}]})
 
 

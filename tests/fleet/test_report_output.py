@@ -21,12 +21,11 @@ def test_an_empty_dataset(tmp_path: Path) -> None:
 
 
 def test_two_runs_of_one_table(tmp_path: Path) -> None:
-    path = tmp_path / "table"
-    for name, step in (("monday", 1), ("tuesday", 2)):
-        fleet = Fleet(name)
-        for rank in range(8):
-            fleet.add(rank, step, 1000 * step)
-        fleet.write(path)
+    monday, tuesday = Fleet("monday"), Fleet("tuesday")
+    for rank in range(8):
+        monday.add(rank, 1, 1000)
+        tuesday.add(rank, 2, 2000)
+    path = monday.write(tmp_path / "table", tuesday)
     report = fleet_report(path)
     assert (report.run, report.other_runs, report.overview.files) == ("tuesday", ["monday"], 8)
     with pytest.raises(
@@ -54,14 +53,6 @@ def test_a_damaged_dataset(tmp_path: Path) -> None:
     result = invoke("fleet", "report", path)
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: cannot read {path}: ")
-
-
-def test_an_unfinished_collection_is_reported(tmp_path: Path) -> None:
-    fleet = Fleet()
-    fleet.add(0, None, 1000)
-    path = fleet.write(tmp_path / "table")
-    (path / "_unfinished").write_bytes(b"")
-    assert "was interrupted: files may be missing" in invoke("fleet", "report", path).output
 
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m'); DROP TABLE files; --"

@@ -146,7 +146,7 @@ def test_fleet(tmp_path: Path) -> None:
     collected = shown(
         "fleet_collect", "fleet", "collect", tmp_path / "run", "--output", tmp_path / "t"
     )
-    assert collected["read"] == 4
+    assert collected["files"] == 4
     # A run with an outlier, an error, a missing and a damaged file
     fleet = Fleet()
     for rank in range(30):

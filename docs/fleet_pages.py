@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 
 import duckdb
+from docstrings import as_json, attributes, words
 
 from pytracer.fleet.dataset import new_dataset
 from pytracer.fleet.report import BASE, QUERIES, query
-from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
+from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, Field
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
 `TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
@@ -67,12 +68,21 @@ def columns() -> str:
     tables = {
         name: {
             "meaning": table.meaning,
-            "columns": {column: field._asdict() for column, field in table.fields.items()},
+            "columns": {column: described(field) for column, field in table.fields.items()},
         }
         for name, table in TABLES.items()
     }
     content = {"schema_version": SCHEMA_VERSION, "tables": tables}
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def described(field: Field) -> dict[str, str]:
+    """Return the type and the meaning of a column."""
+    meaning = field.meaning
+    if field.attribute:
+        source, name = field.attribute
+        meaning += as_json(words(attributes(source)[name]))
+    return {"kind": field.kind, "meaning": meaning}
 
 
 def sql_comment(name: str) -> dict[str, str]:

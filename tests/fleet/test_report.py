@@ -150,7 +150,7 @@ def test_a_directory_needs_no_collection(tmp_path: Path, monkeypatch: pytest.Mon
     # AND a directory without snapshots, and the SQL of a directory, are refused
     for options, message in (
         ([tmp_path / "temporary"], "contains no snapshots"),
-        ([run, "--sql"], "is no dataset"),
+        ([run, "--sql"], "is not a complete dataset"),
     ):
         refused = invoke("fleet", "report", *options)
         assert refused.exit_code == 1

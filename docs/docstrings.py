@@ -12,15 +12,10 @@ def attributes(kind: Any) -> dict[str, str]:
         text = inspect.cleandoc(base.__doc__ or "")
         _, _, block = text.partition("Attributes:\n")
         for match in re.finditer(r"^ {4}([\w, ]+): (.+(?:\n {8}.*|\n(?= *\n {8}))*)", block, re.M):
-            found |= dict.fromkeys(match[1].split(", "), match[2])
+            found |= dict.fromkeys(match[1].split(", "), as_json(match[2]))
     return found
 
 
-def words(text: str) -> str:
-    """Return a text as one line."""
-    return " ".join(text.split())
-
-
 def as_json(text: str) -> str:
-    """Return a text of a docstring with JSON's name for None."""
-    return re.sub(r"\bNone\b", "null", text)
+    """Return a text of a docstring as one line, with JSON's name for None."""
+    return re.sub(r"\bNone\b", "null", " ".join(text.split()))

@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 
 import duckdb
-from docstrings import as_json, attributes, words
+from docstrings import attributes
 
 from pytracer.fleet.dataset import new_dataset
 from pytracer.fleet.report import BASE, QUERIES, query
-from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, Field
+from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
 `TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
@@ -56,9 +56,8 @@ def tables_page() -> str:
     rows = []
     for name, table in TABLES.items():
         assert {*FIRST[name]} <= {*table.fields}, name
-        rows.append(
-            f"| `{name}` | {table.meaning} | {', '.join(map('`{}`'.format, FIRST[name]))} |\n"
-        )
+        first = ", ".join(map("`{}`".format, FIRST[name]))
+        rows.append(f"| `{name}` | {table.meaning} | {first} |\n")
     names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES))
     return "".join([HEAD, *rows, SQL, names, ".\n"])
 
@@ -68,21 +67,18 @@ def columns() -> str:
     tables = {
         name: {
             "meaning": table.meaning,
-            "columns": {column: described(field) for column, field in table.fields.items()},
+            "columns": {
+                column: {
+                    "kind": kind,
+                    "meaning": meaning + ((of and attributes(of[0])[of[1]]) or ""),
+                }
+                for column, (kind, meaning, of) in table.fields.items()
+            },
         }
         for name, table in TABLES.items()
     }
     content = {"schema_version": SCHEMA_VERSION, "tables": tables}
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def described(field: Field) -> dict[str, str]:
-    """Return the type and the meaning of a column."""
-    meaning = field.meaning
-    if field.attribute:
-        source, name = field.attribute
-        meaning += as_json(words(attributes(source)[name]))
-    return {"kind": field.kind, "meaning": meaning}
 
 
 def sql_comment(name: str) -> dict[str, str]:

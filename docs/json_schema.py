@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from docstrings import as_json, attributes, words
+from docstrings import as_json, attributes
 from fleet_pages import sql_columns
 
 from pytracer.analysis.addresses import AddressedBlock
@@ -175,7 +175,7 @@ def schema() -> str:
 
     def of_class(kind: Any) -> Schema:
         keys = properties(kind, schema_of)
-        text = as_json(words((inspect.getdoc(kind) or "").split("\n\nAttributes:")[0]))
+        text = as_json((inspect.getdoc(kind) or "").split("\n\nAttributes:")[0])
         return {
             "description": text,
             "type": "object",
@@ -241,8 +241,7 @@ def properties(kind: Any, schema_of: Callable[[Any], Schema]) -> dict[str, Schem
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
     return {
-        name: schema_of(hints[name]) | {"description": as_json(words(meanings.get(name, "")))}
-        for name in names
+        name: schema_of(hints[name]) | {"description": meanings.get(name, "")} for name in names
     }
 
 

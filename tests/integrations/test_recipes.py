@@ -128,7 +128,7 @@ print(*(found[step] for step in (1, 2, 3)))
 
 @pytest.mark.slow
 def test_opentelemetry(tmp_path: Path) -> None:
-    tools.packages("opentelemetry.sdk")
+    tools.packages("opentelemetry", "opentelemetry.sdk")
     recipe(tmp_path, "to_opentelemetry")
     # GIVEN a provider with a reader, and the recipe's gauge
     job = """

@@ -110,27 +110,18 @@ def _file_row(snapshot: Snapshot, source: Source) -> Row:
         row |= {"kind": "step", "first_step": window.first, "last_step": window.last}
     current = metadata.current_step or None  # 0: no step
     backends = [snapshot.backend(device) for device in chosen_devices(snapshot, None)]
-    return row | {
-        "step": current if row["last_step"] is None else row["last_step"],
-        "rank": row["rank"] if metadata.rank is None else metadata.rank,
-        "file_phase": metadata.only_phase,
-        "role": metadata.role,
-        "host": metadata.host,
-        "pid": metadata.pid,
-        "backend": max(filter(None, backends), key=lambda name: name != "cpu", default=None),
-        "written_ns": metadata.written_ns,
-        **_versions(snapshot),
-    }
-
-
-def _versions(snapshot: Snapshot) -> dict[str, str | None]:
-    metadata = snapshot.metadata
-    return {
-        "torch": metadata.torch,
-        "torch_npu": metadata.torch_npu,
-        "python": metadata.python,
-        "pytracer": metadata.version,
-    }
+    # The attributes that are columns have their names.
+    return (
+        vars(metadata)
+        | row
+        | {
+            "step": current if row["last_step"] is None else row["last_step"],
+            "rank": row["rank"] if metadata.rank is None else metadata.rank,
+            "file_phase": metadata.only_phase,
+            "backend": max(filter(None, backends), key=lambda name: name != "cpu", default=None),
+            "pytracer": metadata.version,
+        }
+    )
 
 
 def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
@@ -247,7 +238,8 @@ def _settings(snapshot: Snapshot) -> Iterable[Row]:
     yield from _scope("reported", snapshot.allocator_settings)
     options = metadata.options
     yield from _scope("recording", {name: options[name] for name in _OPTIONS if name in options})
-    versions = _versions(snapshot)
+    versions = {name: getattr(metadata, name) for name in ("torch", "torch_npu", "python")}
+    versions["pytracer"] = metadata.version
     yield from _scope("version", {name: value for name, value in versions.items() if value})
     yield from _scope("metadata", metadata.given)
 

@@ -6,20 +6,21 @@ import tempfile
 from pathlib import Path
 
 import duckdb
+from docstrings import attributes
 
-from pytracer.fleet.dataset import Dataset
-from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
+from pytracer.fleet.dataset import new_dataset
+from pytracer.fleet.report import BASE, QUERIES, query
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
 `TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
 rank. [`fleet-tables.json`](fleet-tables.json) has the type and the meaning of every column. This is
 version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A new minor version adds
-columns. A new major version changes the meaning of a column, and is written to a new folder.
+columns. A new major version removes a column or changes its meaning.
 
 Null means that the value is unknown, or does not apply. Bytes are integers. [What the numbers
-mean](report.md) describes the figures. While the file `TABLE/_unfinished` exists, rows of rewritten
-files may be missing or doubled, until the next collection has repaired the dataset.
+mean](report.md) describes the figures. `TABLE/_pytracer_fleet.json` is written last. If it is
+missing, the collection is still running or was killed.
 
 Every table has `run` (`--run`, or else the folder), `step`, `rank` and `source` (the path or URL of
 the file). Tables with a row for each device have `device` and `device_name`, those of call sites
@@ -55,10 +56,9 @@ def tables_page() -> str:
     rows = []
     for name, table in TABLES.items():
         assert {*FIRST[name]} <= {*table.fields}, name
-        rows.append(
-            f"| `{name}` | {table.meaning} | {', '.join(map('`{}`'.format, FIRST[name]))} |\n"
-        )
-    names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES, *COMPARISONS))
+        first = ", ".join(map("`{}`".format, FIRST[name]))
+        rows.append(f"| `{name}` | {table.meaning} | {first} |\n")
+    names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES))
     return "".join([HEAD, *rows, SQL, names, ".\n"])
 
 
@@ -67,7 +67,13 @@ def columns() -> str:
     tables = {
         name: {
             "meaning": table.meaning,
-            "columns": {column: field._asdict() for column, field in table.fields.items()},
+            "columns": {
+                column: {
+                    "kind": kind,
+                    "meaning": meaning + ((of and attributes(of[0])[of[1]]) or ""),
+                }
+                for column, (kind, meaning, of) in table.fields.items()
+            },
         }
         for name, table in TABLES.items()
     }
@@ -98,16 +104,12 @@ def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
     kinds |= {"BIGINT": "int64", "INTEGER": "int32", "DOUBLE": "float64"}
     found = {}
     with tempfile.TemporaryDirectory() as folder, duckdb.connect() as connection:
-        with Dataset(Path(folder, "table")):
+        with new_dataset(Path(folder, "table")):
             pass
-        for schema in ("baseline", "main"):
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; USE memory.{schema}")
-            connection.execute(f"SET VARIABLE dataset = '{folder}/table'")
-            for name in (BASE, *QUERIES):
-                connection.execute(query(name))
-        for name in COMPARISONS:
+        connection.execute(f"SET VARIABLE dataset = '{folder}/table'")
+        for name in (BASE, *QUERIES):
             connection.execute(query(name))
-        for name in (*QUERIES, *COMPARISONS):
+        for name in QUERIES:
             types = dict(row[:2] for row in connection.execute(f"DESCRIBE {name}").fetchall())
             meanings = sql_comment(name)
             assert set(types) == set(meanings), f"{name}: {set(types) ^ set(meanings)}"

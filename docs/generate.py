@@ -67,8 +67,6 @@ then the variables of these options apply only to that tracer: `output`, `dump_s
   requests.
 - `PYTRACER_PATCH_TORCH`: `1` [replaces torch's own recorder](../how-to/torch-recorder.md).
 - `PYTRACER_HOOK_DIR`, `PYTRACER_BUILD`, `CXX`: [compiled hooks](../how-to/hooks.md).
-- `PYTRACER_UPLOAD_URL`, `PYTRACER_TENSORBOARD_DIR`: [where snapshots and peaks
-  go](../how-to/frameworks.md#upload-snapshots).
 
 ## A wrong value
 

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from docstrings import as_json, attributes
 from fleet_pages import sql_columns
 
 from pytracer.analysis.addresses import AddressedBlock
@@ -174,9 +175,7 @@ def schema() -> str:
 
     def of_class(kind: Any) -> Schema:
         keys = properties(kind, schema_of)
-        if kind is FleetReport or kind.__name__ == "BaselineChange":
-            of_rows(kind, keys)
-        text = as_json(words((inspect.getdoc(kind) or "").split("\n\nAttributes:")[0]))
+        text = as_json((inspect.getdoc(kind) or "").split("\n\nAttributes:")[0])
         return {
             "description": text,
             "type": "object",
@@ -242,32 +241,10 @@ def properties(kind: Any, schema_of: Callable[[Any], Schema]) -> dict[str, Schem
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
     return {
-        name: schema_of(hints[name]) | {"description": as_json(words(meanings.get(name, "")))}
-        for name in names
+        name: schema_of(hints[name]) | {"description": meanings.get(name, "")} for name in names
     }
 
 
 def is_object(kind: Any) -> bool:
     """Whether a value of the type is an object with keys of its own in JSON."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"))
-
-
-def attributes(kind: Any) -> dict[str, str]:
-    """Return the meaning of each attribute, from the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        text = inspect.cleandoc(base.__doc__ or "")
-        _, _, block = text.partition("Attributes:\n")
-        for match in re.finditer(r"^ {4}([\w, ]+): (.+(?:\n {8}.*|\n(?= *\n {8}))*)", block, re.M):
-            found |= dict.fromkeys(match[1].split(", "), match[2])
-    return found
-
-
-def words(text: str) -> str:
-    """Return a text as one line."""
-    return " ".join(text.split())
-
-
-def as_json(text: str) -> str:
-    """Return a text of a docstring with JSON's name for None."""
-    return re.sub(r"\bNone\b", "null", text)

@@ -40,7 +40,7 @@ def _report_without_tracer(given: list[str], pid: int) -> None:
 
 
 def report_unknown() -> None:
-    """Report misspelt variables, and those that need another variable."""
+    """Report misspelt variables."""
     if REPORTED in os.environ:
         return
     known = {*map(options.variable, options.OPTIONS), *options.OTHER_VARIABLES, *_OWN}
@@ -49,13 +49,6 @@ def report_unknown() -> None:
         if name.startswith(PREFIX) and name not in known:
             hint = did_you_mean(name.removeprefix(PREFIX), ends, PREFIX)
             warn_once(f"{name} is not a variable of pytracer and has no effect{hint}")
-    for name, function in options.INTEGRATION_VARIABLES.items():
-        on_snapshot = options.variable("on_snapshot")
-        if options.variable_text(name) and not options.variable_text(on_snapshot):
-            warn_once(
-                f"{name} has no effect without a function that uses it: set "
-                f"{on_snapshot}={function}, or give the function in the program"
-            )
     os.environ[REPORTED] = "1"
 
 

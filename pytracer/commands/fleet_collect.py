@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.parallel import Interruption, progress_bar, signals_interrupt
+from pytracer.commands.parallel import progress_bar, signals_interrupt
 from pytracer.commands.shared_options import memory_option, source
 from pytracer.fleet.collection import Collected, Engine, LocalEngine
 from pytracer.fleet.collection import collect as collect_files
@@ -24,7 +24,7 @@ _SHOWN = 5  # how many unreadable files are named
     required=True,
     metavar="TABLE",
     type=click.Path(path_type=Path),
-    help="The folder of the dataset. If it exists, only new and rewritten files are read.",
+    help="The folder of the dataset, which must not exist, or be empty.",
 )
 @click.option("--run", metavar="NAME", help="The run.  [default: the folder of the files]")
 @click.option(
@@ -60,24 +60,16 @@ def command(
 
     Reads snapshots, and writes their peaks, call sites, steps, phases, out-of-memory errors, leaks
     and settings as tables in Parquet. A file that cannot be read is a row of the table `files`
-    with the reason. A second collection reads only files that are new or were rewritten.
+    with the reason.
     """
     engine = _engine(engine_name, memory_bytes, workers)
-    try:
-        collected = collect_with_progress(paths, output, engine, run)
-    except Interruption:
-        click.echo(
-            f"Interrupted. What was read is in {printable(str(output))}; the same command "
-            "reads the rest.",
-            err=True,
-        )
-        raise
+    collected = collect_with_progress(paths, output, engine, run)
     json_output.write(vars(collected))
     if not json_output.is_only:
         _show(collected)
     for error in collected.errors:
         click.echo(f"Error: {printable(error)}", err=True)
-    if collected.errors or collected.lost:
+    if collected.errors:
         context.exit(1)
 
 
@@ -87,8 +79,8 @@ def collect_with_progress(
     """Collect files as `pytracer.fleet.collection.collect` does, and show how many are done.
 
     Raises:
-        Interruption: A signal asked for the end. The dataset has what was read before.
-        PytracerError: The dataset cannot be opened or written.
+        Interruption: A signal asked for the end.
+        PytracerError: No path names a file, or the dataset cannot be written.
     """
     with progress_bar() as progress, signals_interrupt():
         task = progress.add_task("Reading snapshots", total=None)
@@ -116,22 +108,12 @@ def _engine(name: str, memory_bytes: int | None, workers: int | None) -> Engine:
 
 
 def _show(collected: Collected) -> None:
-    unreadable, lost = collected.unreadable, collected.lost
-    parts = [f"{number(collected.read, 'file')} read in {collected.seconds:.1f} s"]
-    if collected.known:
-        parts.append(f"{collected.known:,} collected before")
+    unreadable = collected.unreadable
+    parts = [f"{number(collected.files, 'file')} read in {collected.seconds:.1f} s"]
     if unreadable:
         parts.append(f"{len(unreadable):,} of them cannot be read")
-    if lost:
-        parts.append(f"{len(lost):,} lost")
     click.echo(f"{printable(collected.table)}: {', '.join(parts)}.")
     for error in unreadable[:_SHOWN]:
         click.echo(f"  {printable(error)}")
     if unreadable[_SHOWN:]:
         click.echo(f"  {len(unreadable) - _SHOWN:,} more: the column error of the table files")
-    if lost:
-        click.echo(
-            f"  lost: {printable(lost[0])}"
-            + (f" and {len(lost) - 1:,} more" if lost[1:] else "")
-            + ". Run the same command again to read them."
-        )

@@ -17,7 +17,6 @@ from pytracer import __version__
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.shared_options import source
 from pytracer.commands.table import Columns, make_table
-from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import MARK
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
@@ -63,15 +62,6 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "[default: the highest rank of a file, and one]",
 )
 @click.option(
-    "--baseline",
-    metavar="DIRECTORY|TABLE",
-    type=source,
-    help="Also report what changed against this run.",
-)
-@click.option(
-    "--baseline-run", metavar="RUN", help="The run of --baseline.  [default: as for --run]"
-)
-@click.option(
     "--top",
     type=click.IntRange(min=0),
     default=5,
@@ -96,8 +86,6 @@ def command(
     table: str,
     run: str | None,
     ranks: int | None,
-    baseline: str | None,
-    baseline_run: str | None,
     top: int,
     html_path: Path | None,
     as_sql: bool,
@@ -108,29 +96,18 @@ def command(
     \b
     pytracer fleet report outputs/profile
     pytracer fleet report outputs/profile --html report.html
-    pytracer fleet report outputs/profile --baseline last-week
 
     Compares the ranks of a run. Reads all snapshots of a DIRECTORY each time. A TABLE of
     "pytracer fleet collect" has been read once.
     """
     from pytracer.fleet.report import fleet_report, script
 
-    if baseline is None and baseline_run is not None:
-        raise click.UsageError("--baseline-run needs --baseline")
     if as_sql:
         click.echo(script(Path(table), run, ranks))
         return
     with ExitStack() as folders:
-        found = fleet_report(
-            _dataset(table, folders),
-            run,
-            ranks=ranks,
-            baseline=None if baseline is None else _dataset(baseline, folders),
-            baseline_run=baseline_run,
-        )
+        found = fleet_report(_dataset(table, folders), run, ranks=ranks)
     found.table = table
-    if found.baseline is not None:
-        found.baseline.table = str(baseline)
     json_output.write(vars(found), [])
     if not json_output.is_only:
         _show(Console(highlight=False), found, top)
@@ -152,8 +129,6 @@ def _dataset(path: str, folders: ExitStack) -> Path:
 
     dataset = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="pytracer-")))
     collected = collect_with_progress([path], dataset, LocalEngine())
-    if not collected.read:
-        raise PytracerError(collected.errors[0])
     for error in collected.errors:
         click.echo(f"Error: {printable(error)}", err=True)
     return dataset
@@ -207,15 +182,7 @@ def _table(
 
 
 def _tables(report: FleetReport, top: int) -> Iterator[Table]:
-    if report.baseline is not None and (sites := report.baseline.sites):
-        columns: Columns = {
-            "delta": lambda site: signed(site.delta_bytes),
-            "baseline": "baseline_bytes",
-            "new": "size_bytes",
-            "call site": _site,
-        }
-        yield from _table(f"Changes at the peaks of {sites[0].slot}, medians", sites, top, columns)
-    columns = {
+    columns: Columns = {
         "after": lambda oom: "-" if oom.after_s is None else f"{oom.after_s:.3g} s",
         "rank": "process",
         "requested": "requested_bytes",
@@ -271,24 +238,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[Table]:
 
 def _tables_of_page(report: FleetReport, top: int) -> Iterator[Table]:
     """Yield the tables that a terminal has no room for; the answers name what is in them."""
-    if (change := report.baseline) is not None:
-        columns: Columns = {
-            "files": "slot",
-            "ranks": lambda peak: f"{peak.baseline_ranks:,} → {peak.ranks:,}",
-            "baseline": "baseline_median_bytes",
-            "new": "median_bytes",
-            "change of the median": lambda peak: delta_text(
-                peak.baseline_median_bytes, peak.median_bytes
-            ),
-        }
-        yield from _table("Peaks against the baseline", change.peaks, top, columns, text=0)
-        columns = {
-            "setting": "key",
-            "baseline": lambda setting: _value(setting.baseline_value),
-            "new": lambda setting: _value(setting.value),
-        }
-        yield from _table("Settings against the baseline", change.settings, top, columns, text=0)
-    columns = {
+    columns: Columns = {
         "rank": lambda missing: printable(f"{missing.role} {missing.rank}".strip()),
         "reason": "reason",
         "files that most ranks have": lambda missing: (

@@ -38,19 +38,6 @@ NAME_WIDTH = 26
 )
 @shared.settings_option(" No other settings are simulated.")
 @shared.simulated_device_option
-@click.option(
-    "--without",
-    metavar="WHAT",
-    multiple=True,
-    help="Estimate the program without these allocations: FILE or FILE:LINE of their call site or "
-    "its callers, or category:NAME, such as category:optimizer_state. Repeat the option for more.",
-)
-@click.option(
-    "--scale",
-    metavar="WHAT=FACTOR",
-    multiple=True,
-    help="Estimate the program with other sizes of these allocations, such as model.py:12=0.5.",
-)
 @json_options
 def command(path: Path, capacities: list[int], json_output: JsonOutput, **question: Any) -> None:
     """Which allocator settings does this recording need?
@@ -84,8 +71,6 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
 
     if is_one_of_several and found.capacity_bytes is not None:
         write(f"With {size(found.capacity_bytes)}:", "bold")
-    if found.is_estimate:
-        write("This is an estimate for a changed program.")
     write(found.answer, "bold")
     if found.command:
         write(f"  {found.command}", "bold")

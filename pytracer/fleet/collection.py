@@ -1,21 +1,20 @@
 """A collection: which files are read, by which engine, and how their rows reach the dataset."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pytracer.errors import PytracerError
-from pytracer.fleet.dataset import Dataset
+from pytracer.fleet.dataset import new_dataset
 from pytracer.fleet.pool import Pool
 from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source, find_sources, with_runs
 from pytracer.fleet.summary import collect_file, unreadable
 
-BATCH_FILES = 256  # the number of files after which their rows are written
-
-BATCH_S = 60.0  # the seconds after which the rows of fewer files are written
+BATCH_FILES = 256  # the number of files whose rows are written together
 
 
 class Engine(Protocol):
@@ -24,8 +23,8 @@ class Engine(Protocol):
     def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
         """Return the files that paths name, and why other paths name none."""
 
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
-        """Yield the rows of each source as it is done; None: it was lost, and no row is made."""
+    def read(self, sources: Sequence[Source]) -> Iterator[ArrowTables]:
+        """Yield the rows of each source as it is done."""
 
     def close(self) -> None:
         """End what the engine has started."""
@@ -38,22 +37,16 @@ class Collected:
     Attributes:
         table: The dataset.
         files: The number of files that were found.
-        known: The number of them that the dataset had already.
-        read: The number of files that were read.
-        unreadable: The files that cannot be read, with the reasons: those of this collection.
-        lost: The files whose node or process was lost, so that they have to be collected again.
+        unreadable: Why files cannot be read.
         errors: Why paths name no file.
         seconds: How long it took.
     """
 
     table: str
-    files: int = 0
-    known: int = 0
-    read: int = 0
-    unreadable: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    files: int
+    unreadable: list[str]
+    errors: list[str]
+    seconds: float
 
 
 def collect(
@@ -63,59 +56,36 @@ def collect(
     run: str | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collected:
-    """Read the files that the dataset lacks, or that changed, and add their rows to it.
+    """Read files, and write their rows into a new dataset.
 
     Args:
         paths: Files, directories, patterns and URLs.
-        output: The folder of the dataset.
+        output: The folder of the dataset, which must not exist, or be empty.
         engine: What finds and reads files. It is closed.
         run: The run of all files; None: the names of their folders.
         on_progress: Called with the number of files that were read, and of all to read.
 
     Raises:
-        PytracerError: The dataset cannot be opened or written.
+        PytracerError: No path names a file, or the dataset cannot be written.
     """
     begin = time.monotonic()
-    done = Collected(str(output))
-    try:
-        with Dataset(output) as dataset:
-            found, errors = engine.find(paths)
-            done.errors = [str(error) for error in errors]
-            sources = with_runs(found, run, dataset.runs)
-            done.files = len(sources)
-            wanted = [each for each in sources if not dataset.has(each.name, each.stamp)]
-            done.known = len(sources) - len(wanted)
-            on_progress(0, len(wanted))
-            _add(dataset, engine.read(wanted), done, len(wanted), on_progress)
-    finally:
-        engine.close()
+    with closing(engine):
+        found, errors = engine.find(paths)
+        if not found:
+            raise errors[0]
+        sources, batch = with_runs(found, run), list[ArrowTables]()
+        done = Collected(str(output), len(sources), [], [*map(str, errors)], 0.0)
+        with new_dataset(output) as write:
+            on_progress(0, len(sources))
+            for number, tables in enumerate(engine.read(sources), 1):
+                batch.append(tables)
+                done.unreadable += filter(None, tables["files"]["error"].to_pylist())
+                on_progress(number, len(sources))
+                if len(batch) == BATCH_FILES or number == len(sources):
+                    write(batch)
+                    batch = []
     done.seconds = time.monotonic() - begin
     return done
-
-
-def _add(
-    dataset: Dataset,
-    results: Iterable[tuple[Source, ArrowTables | None]],
-    done: Collected,
-    total: int,
-    on_progress: Callable[[int, int], None],
-) -> None:
-    batch: list[ArrowTables] = []
-    written = time.monotonic()
-    try:
-        for source, tables in results:
-            if tables is None:
-                done.lost.append(source.name)
-                continue
-            batch.append(tables)
-            done.read += 1
-            on_progress(done.read + len(done.lost), total)
-            if len(batch) >= BATCH_FILES or time.monotonic() - written > BATCH_S:
-                ready, batch = batch, []
-                done.unreadable += dataset.write(ready)
-                written = time.monotonic()
-    finally:  # also after Control-C: what was read is kept
-        done.unreadable += dataset.write(batch)
 
 
 class LocalEngine:
@@ -129,14 +99,13 @@ class LocalEngine:
         """Return the files that paths name, and why other paths name none."""
         return find_sources(paths)
 
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
+    def read(self, sources: Sequence[Source]) -> Iterator[ArrowTables]:
         """Yield the rows of each source as it is done."""
         jobs = [(source, source.needed_bytes) for source in sources]
         for source, result in self._pool.results(jobs):
             if isinstance(result, Exception):
-                yield source, unreadable(source, f"{source.name}: {result}", is_content=False)
-            else:
-                yield source, result
+                result = unreadable(source, f"{source.name}: {result}")
+            yield result
 
     def close(self) -> None:
         """End the processes."""

@@ -81,8 +81,8 @@ class RayEngine:
                 errors.append(PytracerError(reasons[0] if reasons else f"no node has {path}"))
         return list({source.name: source for source in sources}.values()), errors
 
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
-        """Yield the rows of each source as it is done; None: its node was lost."""
+    def read(self, sources: Sequence[Source]) -> Iterator[ArrowTables]:
+        """Yield the rows of each source as it is done."""
         ray = self._ray
         cpus = int(ray.cluster_resources().get("CPU", 1))
         most = self._workers or max(2 * cpus, _LEAST_TASKS)
@@ -103,26 +103,25 @@ class RayEngine:
                 return
             done, _ = ray.wait(list(running), num_returns=1)
             for task in done:
-                source = running.pop(task)
-                yield source, self._result(task, source)
+                yield self._result(task, running.pop(task))
 
     def close(self) -> None:
         """Disconnect, unless the process was connected before. Ray ends the tasks."""
         if self._is_ours:
             self._ray.shutdown()
 
-    def _result(self, task: Any, source: Source) -> ArrowTables | None:
+    def _result(self, task: Any, source: Source) -> ArrowTables:
         errors = self._ray.exceptions
         try:
             tables: ArrowTables = self._ray.get(task)
             return tables
         except (errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
-            reason = f"{source.name}: the worker that read the file ended {RETRIES + 1} times"
-            return unreadable(source, f"{reason}: {error}", is_content=False)
+            reason = f"the worker that read the file ended {RETRIES + 1} times: {error}"
         except errors.RayTaskError as error:
-            return unreadable(source, f"{source.name}: {error.cause!r}", is_content=False)
-        except errors.RayError:  # the node has gone, with its disk
-            return None
+            reason = repr(error.cause)
+        except errors.RayError:
+            reason = "the node that has the file was lost"
+        return unreadable(source, f"{source.name}: {reason}")
 
     def _listed(self, paths: list[str]) -> dict[str, list[Found]]:
         """Return what each path names, by node. A node that is lost meanwhile is left out."""

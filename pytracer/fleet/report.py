@@ -1,19 +1,17 @@
 """The report on a run that was collected: DuckDB runs the files in `sql/` on the dataset."""
 
 import importlib
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pytracer.errors import PytracerError
-from pytracer.fleet.dataset import UNFINISHED, check_dataset
-from pytracer.fleet.report_results import BaselineChange, FleetReport, Row
+from pytracer.fleet.dataset import check_dataset
+from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_texts import answers_and_commands
-from pytracer.fleet.report_words import UNKNOWN_SITE
 
 BASE = "tables"
 QUERIES = (
@@ -24,43 +22,28 @@ QUERIES = (
 )
 """The tables of a report, in the order in which they are made; each is made by `sql/NAME.sql`."""
 
-COMPARISONS = ("compare_peaks", "compare_sites", "compare_settings")
-"""The tables of a comparison with a baseline."""
-
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-_LINE = re.compile(r":\d+ ")
 
 
-def fleet_report(
-    table: Path,
-    run: str | None = None,
-    *,
-    ranks: int | None = None,
-    baseline: Path | None = None,
-    baseline_run: str | None = None,
-) -> FleetReport:
+def fleet_report(table: Path, run: str | None = None, *, ranks: int | None = None) -> FleetReport:
     """Return the report on a run.
 
     Args:
         table: The dataset that `pytracer fleet collect` wrote.
         run: The run; None for the run that was written last.
         ranks: The number of ranks of the job; None if it is the highest rank of a file and one.
-        baseline: The dataset of another run to compare with; it may be the same dataset.
-        baseline_run: The run of `baseline`; None for the run that was written last.
 
     Raises:
-        PytracerError: A dataset cannot be read, has no files, or lacks the run.
+        PytracerError: The dataset cannot be read, has no files, or lacks the run.
     """
     with closing(_connect()) as connection:
-        if baseline is not None:
-            connection.execute("CREATE SCHEMA baseline")
-            connection.execute("USE memory.baseline")
-            baseline_run, _ = _make(connection, baseline, baseline_run, None)
-            connection.execute("USE memory.main")
-        run, others = _make(connection, table, run, ranks)
+        run, others = _chosen_run(connection, table, run)
+        connection.execute(_variables(table, run, ranks))
+        with _reading(table):
+            connection.execute(query(BASE))
+        for name in QUERIES:
+            connection.execute(query(name))
         report = _read(connection, table, run, others)
-        if baseline is not None:
-            report.baseline = _change(connection, str(baseline), baseline_run, report)
     report.answers, report.commands = answers_and_commands(report)
     return report
 
@@ -100,19 +83,6 @@ def check_packages(*packages: str) -> None:
 def _connect() -> Any:
     check_packages("duckdb")
     return importlib.import_module("duckdb").connect(config=_CONFIG)
-
-
-def _make(
-    connection: Any, table: Path, run: str | None, ranks: int | None
-) -> tuple[str | None, list[str]]:
-    """Make the tables of a run in the current schema; return the run and the other runs."""
-    run, others = _chosen_run(connection, table, run)
-    connection.execute(_variables(table, run, ranks))
-    with _reading(table):
-        connection.execute(query(BASE))
-    for name in QUERIES:
-        connection.execute(query(name))
-    return run, others
 
 
 def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | None, list[str]]:
@@ -188,7 +158,6 @@ def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> F
         table=str(table),
         run=run,
         other_runs=others,
-        is_unfinished=(table / UNFINISHED).exists(),
         observed_ranks=max(overview.traced_ranks, overview.stepped_ranks),
         expects_files=bool(_rows(connection, "expected_slots")),
         answers=[],
@@ -203,38 +172,4 @@ def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> F
         settings=_rows(connection, "setting_differences"),
         missing=_rows(connection, "missing"),
         damaged=_rows(connection, damaged),
-        baseline=None,
     )
-
-
-def _change(connection: Any, table: str, run: str | None, report: FleetReport) -> BaselineChange:
-    """Return what changed in a report against a run whose tables are in the schema `baseline`."""
-    for name in COMPARISONS:
-        connection.execute(query(name))
-    growth = _growing(report.growth)
-    old_growth = _growing(_rows(connection, "baseline.growth"))
-    outliers = [each.process for each in report.outliers]
-    old_outliers = [each.process for each in _rows(connection, "baseline.outliers")]
-    return BaselineChange(
-        table=table,
-        run=run,
-        peaks=_rows(connection, "compare_peaks"),
-        sites=_rows(connection, "compare_sites"),
-        settings=_rows(connection, "compare_settings"),
-        ooms=len(report.ooms),
-        baseline_ooms=len(_rows(connection, "baseline.oom_order")),
-        new_growth=_only(growth, old_growth),
-        gone_growth=_only(old_growth, growth),
-        new_outliers=[each for each in outliers if each not in old_outliers],
-        gone_outliers=[each for each in old_outliers if each not in outliers],
-    )
-
-
-def _growing(growth: Iterable[Row]) -> list[str]:
-    return [each.site or UNKNOWN_SITE for each in growth if each.verdict != "unknown"]
-
-
-def _only(sites: list[str], others: list[str]) -> list[str]:
-    """Return the call sites that others lack in any line of the same function."""
-    known = {_LINE.sub(" ", site) for site in others}
-    return [site for site in sites if _LINE.sub(" ", site) not in known]

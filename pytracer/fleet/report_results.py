@@ -19,7 +19,7 @@ class Answer:
     """The answer to one question about a run.
 
     Attributes:
-        topic: "ooms", "peaks", "growth", "phases", "settings", "missing", "damaged" or "baseline".
+        topic: "ooms", "peaks", "growth", "phases", "settings", "missing" or "damaged".
         verdict: "found": there is something to look at; "none": there is not; "unknown": the files
             do not tell, and `text` has the reason.
         text: The answer, one or more sentences.
@@ -44,33 +44,6 @@ class Command:
 
 
 @dataclass
-class BaselineChange:
-    """What changed against another run.
-
-    Attributes:
-        table, run: The dataset or the directory of the baseline, and its run.
-        peaks: The peaks by slot: `compare_peaks`.
-        sites: The call sites, the largest change first: `compare_sites`.
-        settings: The settings that changed: `compare_settings`.
-        ooms, baseline_ooms: The number of out-of-memory errors.
-        new_growth, gone_growth: The call sites that grow in one of the runs only.
-        new_outliers, gone_outliers: The ranks that are outliers in one of the runs only.
-    """
-
-    table: str
-    run: str | None
-    peaks: list[Row]
-    sites: list[Row]
-    settings: list[Row]
-    ooms: int
-    baseline_ooms: int
-    new_growth: list[str]
-    gone_growth: list[str]
-    new_outliers: list[str]
-    gone_outliers: list[str]
-
-
-@dataclass
 class FleetReport:
     """The answers about one run, and the rows of the tables from which they are.
 
@@ -78,7 +51,6 @@ class FleetReport:
         table: The dataset, or the directory whose files were read for the report.
         run: The run.
         other_runs: The other runs of the dataset.
-        is_unfinished: Whether a collection is running, or was interrupted.
         observed_ranks: The number of ranks with enough steps to see growth.
         expects_files: Whether some kind of file is from most ranks, so that a rank can be missing.
         answers: The answers, the most urgent first.
@@ -94,13 +66,11 @@ class FleetReport:
         settings: The values of settings that differ between ranks: `setting_differences`.
         missing: The ranks that lack files: `missing`.
         damaged: The files that could not be read: rows of `processes`.
-        baseline: What changed against the baseline; None without one.
     """
 
     table: str
     run: str | None
     other_runs: list[str]
-    is_unfinished: bool
     observed_ranks: int
     expects_files: bool
     answers: list[Answer]
@@ -115,4 +85,3 @@ class FleetReport:
     settings: list[Row]
     missing: list[Row]
     damaged: list[Row]
-    baseline: BaselineChange | None

@@ -4,8 +4,8 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pytracer.fleet.report_results import Answer, BaselineChange, Command, FleetReport, Row, Verdict
-from pytracer.fleet.report_words import delta_text, in_slot, named, signed, site_text, told_settings
+from pytracer.fleet.report_results import Answer, Command, FleetReport, Row, Verdict
+from pytracer.fleet.report_words import in_slot, named, site_text, told_settings
 from pytracer.text import number, sentence, size, size_range
 
 LEAST_RANKS = 8
@@ -31,8 +31,6 @@ def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Comman
     }
     answers = [Answer(topic, *answer(report)) for topic, answer in questions.items()]
     answers.sort(key=lambda answer: _URGENCY.index(answer.verdict))
-    if report.baseline is not None:
-        answers.insert(0, Answer("baseline", *_baseline(report.baseline)))
     return answers, [*_commands(report)][:MOST_COMMANDS]
 
 
@@ -140,7 +138,9 @@ def _growth(report: FleetReport) -> tuple[Verdict, str]:
         parts = []
         for growth in shown:
             if growth.extent != "all":
-                extent = f"{named(growth.processes, growth.ranks)} of {growth.of_ranks:,} ranks"
+                extent = (
+                    f"{named(growth.processes, growth.ranks)} of {number(growth.of_ranks, 'rank')}"
+                )
             elif growth.ranks < growth.of_ranks:
                 extent = f"{growth.ranks:,} of {growth.of_ranks:,} ranks"
             else:
@@ -254,40 +254,6 @@ def _damaged(report: FleetReport) -> tuple[Verdict, str]:
         f"{number(len(report.damaged), 'file')} of {report.overview.files:,} cannot be read: "
         f"{named(names)}. Copy them again, and repeat the collection."
     )
-
-
-def _baseline(change: BaselineChange) -> tuple[Verdict, str]:
-    parts = [*_changes(change)]
-    if not change.peaks:
-        text = "Can't compare the peaks, because the runs have no step or end in common."
-        return "unknown", " ".join([text, *parts])
-    top = max(change.peaks, key=lambda each: (abs(each.delta_bytes), each.median_bytes, each.slot))
-    if abs(top.delta_bytes) <= top.threshold_bytes:
-        text = "The median peaks did not change."
-        return "found" if parts else "none", " ".join([text, *parts])
-    text = (
-        f"The median peak changed by {delta_text(top.baseline_median_bytes, top.median_bytes)} "
-        f"{in_slot(top.slot)}"
-    )
-    same_sign = [site for site in change.sites if site.delta_bytes * top.delta_bytes > 0]
-    if same_sign:
-        text += f", most at {site_text(same_sign[0].site)} ({signed(same_sign[0].delta_bytes)})"
-    return "found", " ".join([f"{text}.", *parts])
-
-
-def _changes(change: BaselineChange) -> Iterator[str]:
-    """Yield a sentence for each change apart from that of the peaks."""
-    if change.ooms != change.baseline_ooms:
-        yield f"Out-of-memory errors: {change.baseline_ooms:,} → {change.ooms:,}."
-    for text, names in (
-        ("Memory grows now at", [*map(site_text, change.new_growth)]),
-        ("Memory no longer grows at", [*map(site_text, change.gone_growth)]),
-        ("New outliers:", change.new_outliers),
-        ("No longer outliers:", change.gone_outliers),
-        ("Changed settings:", list(dict.fromkeys(setting.key for setting in change.settings))),
-    ):
-        if names:
-            yield f"{text} {named(names)}."
 
 
 def _commands(report: FleetReport) -> Iterator[Command]:

@@ -23,17 +23,9 @@ def notes(report: FleetReport) -> Iterator[str]:
     if seen.last_us is not None:
         text += f", the last one written {utc_time(seen.last_us).partition('.')[0]} UTC"
     yield f"{text}."
-    if report.baseline is not None:
-        baseline = report.baseline.run or "files without a run"
-        yield f"Baseline: {baseline} of {report.baseline.table}."
     if report.other_runs:
         others = named(report.other_runs)
         yield f"Other runs in {report.table}: {others}. Report on one by --run NAME."
-    if report.is_unfinished:
-        yield (
-            "A collection is running, or was interrupted: files may be missing. Repeat pytracer "
-            "fleet collect."
-        )
     if seen.uncertain:
         yield (
             f"In {number(seen.uncertain, 'file')}, the highest peak may be older than the trace: "

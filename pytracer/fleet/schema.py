@@ -4,11 +4,16 @@
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth
+from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.report import Counts, DeviceReport, Lost, Outside
+from pytracer.analysis.steps_and_phases import Phase, Step
+from pytracer.analysis.usage import UsageSample
 from pytracer.export import parquet
 
-SCHEMA_VERSION = "2.0"
+SCHEMA_VERSION = "3.0"
 """The version of the tables: a minor version adds columns, a major one changes a meaning."""
 
 # The most rows of a file in a table.
@@ -30,7 +35,8 @@ class Field(NamedTuple):
     """A column of a table."""
 
     kind: str  # "text", "int64", "int32", "float64" or "bool"
-    meaning: str  # the description for the documentation
+    meaning: str  # the description for the documentation; of an attribute, what comes before it
+    attribute: tuple[type, str] | None = None  # of a class, whose docstring has the meaning
 
 
 class Table(NamedTuple):
@@ -68,8 +74,22 @@ _CALLERS = Field(
 )
 
 
+_AT_PEAK, _AT_END = "At the peak: ", "At the end: "
+_INEXACT = Field("text", "the columns that are bounds, joined by commas")
+
+
 def _bytes(meaning: str) -> Field:
     return Field("int64", meaning)
+
+
+def _of(source: type, names: str, prefix: str = "", when: str = "") -> dict[str, Field]:
+    """Return columns that have the types and the meanings of attributes of a class."""
+    hints, found = get_type_hints(source), {}
+    for name in names.split():
+        kinds = {int: "int64", float: "float64", bool: "bool"}
+        kind = kinds.get((*get_args(hints[name]), hints[name])[0], "text")
+        found[prefix + name] = Field(kind, when, (source, name))
+    return found
 
 
 TABLES = {
@@ -97,7 +117,6 @@ TABLES = {
             "written_ns": Field("int64", "when the file was written, in ns since the epoch"),
             "file_bytes": _bytes("the size of the file"),
             "modified_ns": Field("int64", "when the file was modified, in ns since the epoch"),
-            "stamp": Field("text", "what tells a rewritten file from the one that was read"),
             "devices": Field("int32", "the number of devices that were used"),
             "events": Field("int64", "the number of events of all devices"),
             "is_oom": Field("bool", "whether the file was written because memory ran out"),
@@ -108,57 +127,22 @@ TABLES = {
         "One row for each device of a file that was used.",
         {
             **_DEVICE,
-            "is_cpu": Field("bool", "whether the device is the CPU"),
-            "events": Field("int64", "the number of events"),
-            "first_us": Field("int64", "the time of the first event, in µs since the epoch"),
-            "last_us": Field("int64", "the time of the last event, in µs since the epoch"),
-            "contradiction": Field("text", "why the file has no usage over time; else null"),
-            "only_phase": Field("text", "the phase, if the file has the events of one phase only"),
-            "overwritten": Field("int64", "the number of events that the ring overwrote"),
-            "unknown_frees": Field("int64", "the number of frees of unknown blocks"),
-            "live_dropped": Field("int64", "the number of blocks without room in the live table"),
-            "before_bytes": _bytes("the bytes requested before the first event and not freed"),
-            "exact_from": Field("int64", "the number of events after which all usage is exact"),
-            "peak_allocated_bytes": _bytes("the largest number of allocated bytes"),
-            "peak_most_bytes": _bytes("the most bytes that the peak can have been"),
-            "is_peak_certain": Field("bool", "whether the peak is certainly the largest"),
-            "peak_event": Field("int64", "the event after which the peak was reached"),
-            "peak_time_us": Field("int64", "the time of the peak, in µs since the epoch"),
-            "peak_step": Field("int64", "the step of the peak"),
-            "peak_phase": Field("text", "the phase of the peak; empty for no phase"),
-            "peak_requested_bytes": _bytes("the requested bytes at the peak"),
-            "peak_active_bytes": _bytes("the active bytes at the peak"),
+            **_of(DeviceReport, "is_cpu events first_us last_us contradiction only_phase"),
+            **_of(Lost, "overwritten unknown_frees live_dropped before_bytes exact_from"),
+            **_of(UsageSample, "allocated_bytes event time_us step phase", "peak_", _AT_PEAK),
+            **_of(UsageSample, "requested_bytes active_bytes", "peak_", _AT_PEAK),
             "reserved_at_peak_bytes": _bytes("the reserved bytes at the peak"),
             "fragmentation_at_peak_bytes": _bytes("reserved minus allocated bytes at the peak"),
+            **_of(DeviceReport, "peak_most_bytes is_peak_certain"),
             "peak_reserved_bytes": _bytes("the largest number of reserved bytes"),
-            "end_allocated_bytes": _bytes("the allocated bytes when the file was written"),
-            "end_active_bytes": _bytes("the active bytes when the file was written"),
-            "end_requested_bytes": _bytes("the requested bytes when the file was written"),
-            "end_reserved_bytes": _bytes("the reserved bytes when the file was written"),
-            "end_largest_free_bytes": _bytes("the largest free block when the file was written"),
-            "end_inactive_split_bytes": _bytes("the free bytes in segments in use, at that time"),
-            "total_bytes": _bytes("the device's memory"),
-            "free_bytes": _bytes("the device's free memory, from its driver"),
-            "process_bytes": _bytes("the bytes that the process held on the device"),
-            "outside_bytes": _bytes("the part of `process_bytes` outside torch's allocator"),
-            "others_bytes": _bytes("the bytes that other processes held"),
-            "allocs": Field("int64", "the number of allocations"),
-            "frees": Field("int64", "the number of completed frees"),
-            "device_allocs": Field("int64", "how often memory was taken from the device"),
-            "device_frees": Field("int64", "how often memory was given back to the device"),
-            "ooms": Field("int64", "the number of out-of-memory errors"),
-            "retries": Field("int64", "how often an allocation emptied the cache and tried again"),
-            "leak_verdict": Field("text", "`leak`, `none` or `unknown`, from this file alone"),
-            "leak_reason": Field("text", "why the verdict is `none` or `unknown`"),
-            "leak_unit": Field("text", "what growth was observed over: `step`, `second`, `slice`"),
-            "leak_first": Field("int64", "the first observed step"),
-            "leak_last": Field("int64", "the last observed step"),
-            "leak_observed": Field("int64", "the number of observed steps, seconds or slices"),
-            "leak_begin_bytes": _bytes("the allocated bytes at the end of the first of them"),
-            "leak_end_bytes": _bytes("the allocated bytes at the end of the last of them"),
-            "leak_bytes_per_step": Field("float64", "the growth per step of all leaks"),
-            "available_bytes": _bytes("from the last steps' peak to the limit of the process"),
-            "exhausted_step": Field("int64", "the step in which the leaks will have taken it"),
+            **_of(UsageSample, "allocated_bytes active_bytes requested_bytes", "end_", _AT_END),
+            **_of(UsageSample, "reserved_bytes largest_free_bytes", "end_", _AT_END),
+            **_of(UsageSample, "inactive_split_bytes", "end_", _AT_END),
+            **_of(Outside, "total_bytes free_bytes process_bytes outside_bytes others_bytes"),
+            **_of(Counts, "allocs frees device_allocs device_frees ooms retries"),
+            **_of(DeviceLeaks, "verdict reason unit first last observed", "leak_"),
+            **_of(DeviceLeaks, "begin_bytes end_bytes bytes_per_step", "leak_"),
+            **_of(DeviceLeaks, "available_bytes exhausted_step"),
         },
     ),
     "sites": Table(
@@ -188,32 +172,19 @@ TABLES = {
         {
             **_DEVICE,
             "number": Field("int64", "the step's number; null before the first known step"),
-            "begins_in_trace": Field("bool", "whether the trace has the step's beginning"),
-            "begin_bytes": _bytes("the allocated bytes before the step"),
-            "end_bytes": _bytes("the allocated bytes after the step"),
-            "peak_bytes": _bytes("the largest number of allocated bytes in the step"),
-            "fragmentation_bytes": _bytes("reserved minus allocated bytes at that peak"),
-            "peak_reserved_bytes": _bytes("the largest number of reserved bytes in the step"),
-            "inexact": Field("text", "the columns that are bounds, joined by commas"),
-            "allocations": Field("int64", "the number of allocations"),
-            "allocations_bytes": _bytes("the sum of their requested bytes"),
-            "device_allocs": Field("int64", "how often memory was taken from the device"),
-            "device_frees": Field("int64", "how often memory was given back to the device"),
+            **_of(Step, "begins_in_trace begin_bytes end_bytes peak_bytes fragmentation_bytes"),
+            **_of(Step, "peak_reserved_bytes allocations allocations_bytes"),
+            **_of(Step, "device_allocs device_frees"),
+            "inexact": _INEXACT,
         },
     ),
     "phases": Table(
         f"One row for each phase of a file: at most {MOST_PHASES}, those with the largest peaks.",
         {
             **_DEVICE,
-            "phase": Field("text", "the phase; empty for none, null for older blocks"),
-            "at_peak_bytes": _bytes("the bytes of its blocks at the device's peak"),
-            "peak_bytes": _bytes("the largest number of allocated bytes after an event of it"),
-            "fragmentation_bytes": _bytes("reserved minus allocated bytes at that peak"),
-            "peak_reserved_bytes": _bytes("the largest number of reserved bytes after its events"),
-            "end_bytes": _bytes("the bytes of its blocks when the file was written"),
-            "inexact": Field("text", "the columns that are bounds, joined by commas"),
-            "allocations": Field("int64", "the number of allocations"),
-            "allocations_bytes": _bytes("the sum of their requested bytes"),
+            **_of(Phase, "phase at_peak_bytes peak_bytes fragmentation_bytes"),
+            **_of(Phase, "peak_reserved_bytes end_bytes allocations allocations_bytes"),
+            "inexact": _INEXACT,
         },
     ),
     "ooms": Table(
@@ -223,17 +194,10 @@ TABLES = {
             **_DEVICE,
             "number": Field("int32", "its number in the trace of the device, from 1"),
             "is_last": Field("bool", "whether it is the last in the trace of the device"),
-            "event": Field("int64", "the index of the event"),
-            "time_us": Field("int64", "the time, in µs since the epoch"),
             "oom_step": Field("int64", "the step of the allocation that failed"),
-            "phase": Field("text", "the phase of the allocation; empty for none"),
-            "requested_bytes": _bytes("the size of the allocation"),
-            "segment_bytes": _bytes("the size of the segment that the allocator needed"),
-            "device_free_bytes": _bytes("the free memory of the device"),
-            "available_bytes": _bytes("the bytes that the allocator could still take"),
-            "limit_bytes": _bytes("the most bytes that the allocator may reserve"),
-            "free_in_segments_bytes": _bytes("the free bytes in the allocator's segments"),
-            "elsewhere_bytes": _bytes("the device's memory outside the allocator"),
+            **_of(OutOfMemory, "event time_us phase requested_bytes segment_bytes"),
+            **_of(OutOfMemory, "device_free_bytes available_bytes limit_bytes"),
+            **_of(OutOfMemory, "free_in_segments_bytes elsewhere_bytes"),
             "allocated_bytes": _bytes("the allocated bytes at that time"),
             "reserved_bytes": _bytes("the reserved bytes at that time"),
             **_SITE,
@@ -248,21 +212,11 @@ TABLES = {
         f"{MOST_LEAKS} of a device, leaks first. `pytracer show --leaks` describes the search.",
         {
             **_DEVICE,
-            "verdict": Field("text", "`leak`, or `unknown` if it is not certainly a leak"),
-            "reason": Field("text", "why the verdict is `unknown`; empty for a leak"),
-            "kind": Field("text", "`kept` if blocks stay, `replaced` if larger ones replace them"),
+            **_of(Growth, "verdict reason kind"),
             **_SITE,
             "callers": _CALLERS,
-            "phase": Field("text", "the phase of all blocks; null if there are several"),
-            "bytes_per_step": Field("float64", "the growth per step, or per `unit`"),
-            "least_bytes_per_step": Field("float64", "the lower end of the 95% interval"),
-            "most_bytes_per_step": Field("float64", "the upper end of the 95% interval"),
-            "growths": Field("int64", "the number of steps in which the memory grew"),
-            "period_steps": Field("float64", "the median number of steps between two growths"),
-            "first_step": Field("int64", "the step of the first growth in the file"),
-            "is_older": Field("bool", "whether the growth began before the first event"),
-            "held_bytes": _bytes("the bytes of the survivors at the end of the last step"),
-            "blocks": Field("int64", "the number of survivors"),
+            **_of(Growth, "phase bytes_per_step least_bytes_per_step most_bytes_per_step"),
+            **_of(Growth, "growths period_steps first_step is_older held_bytes blocks"),
             "unit": Field("text", "as `leak_unit` in `peaks`"),
         },
     ),

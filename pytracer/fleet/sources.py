@@ -5,9 +5,8 @@ import glob
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,8 +16,6 @@ from pytracer.reading.reader import usual_bytes
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
 _LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
-_TIMES = ("mtime", "LastModified", "updated", "created")
-_TAGS = ("ETag", "etag", "version_id", "CRC")
 _COMPRESSED = (".gz", ".zst")
 
 
@@ -32,9 +29,8 @@ class Source:
     folder: str  # the folder that holds the files of the run
     run: str = ""
     file_bytes: int | None = None  # the size of the file; None if unknown
-    # When the file was modified, in ns since the epoch; None if unknown.
-    modified_ns: int | None = None
-    stamp: str = ""  # a text that differs after the file was rewritten; "": the file is read again
+    modified_ns: int | None = None  # since the epoch; None if unknown, as of a URL
+    stamp: str = ""  # which local file has the name, as nodes of a cluster may have different ones
     nodes: tuple[str, ...] = ()  # the nodes of a Ray cluster that have the file; () for any
 
     @property
@@ -67,7 +63,7 @@ def is_url(path: str) -> bool:
     return bool(_URL.match(path)) and not _LOCAL.match(path)
 
 
-def with_runs(sources: Iterable[Source], run: str | None, known: Mapping[str, str]) -> list[Source]:
+def with_runs(sources: Sequence[Source], run: str | None) -> list[Source]:
     """Return the sources with their runs, ordered by run, step and rank.
 
     The run of a file is the name of its folder. If folders have the same name, the names of their
@@ -75,16 +71,12 @@ def with_runs(sources: Iterable[Source], run: str | None, known: Mapping[str, st
 
     Args:
         run: The name of all runs; None: that of the folders.
-        known: The runs of the folders that the dataset has.
     """
-    sources = list(sources)
-    runs = dict(known)
-    taken = set(known.values())
-    for folder in sorted({source.folder for source in sources} - runs.keys()):
+    runs: dict[str, str] = {}
+    for folder in sorted({source.folder for source in sources}):
         parts = [part for part in PurePosixPath(folder).parts if part != "/"] or [folder]
         names = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        runs[folder] = next((name for name in names if name not in taken), folder)
-        taken.add(runs[folder])
+        runs[folder] = next((name for name in names if name not in runs.values()), folder)
     named = [replace(source, run=run or runs[source.folder]) for source in sources]
     return sorted(named, key=_order)
 
@@ -124,7 +116,6 @@ def _local_source(path: Path) -> Source:
         state = path.stat()
     except OSError:  # it was removed just now: reading it reports the error
         return source
-    # Copies and restored files may keep the time of modification, but not the other two.
     stamp = f"{state.st_mtime_ns}-{state.st_ctime_ns}-{state.st_ino}"
     return replace(source, file_bytes=state.st_size, modified_ns=state.st_mtime_ns, stamp=stamp)
 
@@ -145,8 +136,6 @@ def _remote(url: str) -> Iterator[Source]:
         )
     for name, info in sorted(found.items()):
         full = _url_of(url, name)
-        modified = next((info[key] for key in _TIMES if key in info), None)
-        tag = next((info[key] for key in _TAGS if info.get(key)), None)
         size = info.get("size")
         yield Source(
             name=_text(full),
@@ -154,8 +143,6 @@ def _remote(url: str) -> Iterator[Source]:
             url=full,
             folder=_text(os.fspath(run_folder(Path("/", name)))),
             file_bytes=size if isinstance(size, int) else None,
-            modified_ns=_nanoseconds(modified),
-            stamp=f"{tag or modified or ''}" and f"{size}-{tag or modified}",
         )
 
 
@@ -189,12 +176,6 @@ def _url_of(url: str, path: str) -> str:
     if not separator:  # "simplecache::s3://…": the path belongs to the next link
         return f"{head}::{_url_of(rest, path)}"
     return f"{scheme}://{path.lstrip('/')}" + (f"{chain}{rest}" if chain else "")
-
-
-def _nanoseconds(modified: object) -> int | None:
-    if isinstance(modified, datetime):
-        return round(modified.timestamp() * 1e6) * 1000
-    return round(modified * 1e6) * 1000 if isinstance(modified, int | float) else None
 
 
 def _text(text: str) -> str:

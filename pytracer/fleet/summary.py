@@ -5,7 +5,6 @@ The numbers are those of `pytracer show`: this module only arranges them.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -51,21 +50,13 @@ def collect_file(source: Source) -> ArrowTables:
             snapshot = load(read_content(source), source.name)
         return arrow_tables(summarize(snapshot, source))
     except PytracerError as error:
-        is_content = error.__cause__ is None or getattr(error.__cause__, "errno", 0) is None
-        return unreadable(source, str(error), is_content)
+        return unreadable(source, str(error))
     except Exception as error:  # one file must not end the collection
-        return unreadable(source, f"{source.name} was not understood: {error!r}", True)
+        return unreadable(source, f"{source.name} was not understood: {error!r}")
 
 
-def unreadable(source: Source, error: str, is_content: bool) -> ArrowTables:
-    """Return the row of a file that cannot be read, with what its name tells.
-
-    Args:
-        is_content: Whether the reason is the file's content. If not, the next collection tries the
-            file again.
-    """
-    if not is_content:
-        source = replace(source, stamp="")
+def unreadable(source: Source, error: str) -> ArrowTables:
+    """Return the row of a file that cannot be read, with what its name tells."""
     return arrow_tables({"files": [_name_row(source) | {"error": " ".join(error.split())}]})
 
 
@@ -119,27 +110,18 @@ def _file_row(snapshot: Snapshot, source: Source) -> Row:
         row |= {"kind": "step", "first_step": window.first, "last_step": window.last}
     current = metadata.current_step or None  # 0: no step
     backends = [snapshot.backend(device) for device in chosen_devices(snapshot, None)]
-    return row | {
-        "step": current if row["last_step"] is None else row["last_step"],
-        "rank": row["rank"] if metadata.rank is None else metadata.rank,
-        "file_phase": metadata.only_phase,
-        "role": metadata.role,
-        "host": metadata.host,
-        "pid": metadata.pid,
-        "backend": max(filter(None, backends), key=lambda name: name != "cpu", default=None),
-        "written_ns": metadata.written_ns,
-        **_versions(snapshot),
-    }
-
-
-def _versions(snapshot: Snapshot) -> dict[str, str | None]:
-    metadata = snapshot.metadata
-    return {
-        "torch": metadata.torch,
-        "torch_npu": metadata.torch_npu,
-        "python": metadata.python,
-        "pytracer": metadata.version,
-    }
+    # The attributes that are columns have their names.
+    return (
+        vars(metadata)
+        | row
+        | {
+            "step": current if row["last_step"] is None else row["last_step"],
+            "rank": row["rank"] if metadata.rank is None else metadata.rank,
+            "file_phase": metadata.only_phase,
+            "backend": max(filter(None, backends), key=lambda name: name != "cpu", default=None),
+            "pytracer": metadata.version,
+        }
+    )
 
 
 def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
@@ -256,7 +238,8 @@ def _settings(snapshot: Snapshot) -> Iterable[Row]:
     yield from _scope("reported", snapshot.allocator_settings)
     options = metadata.options
     yield from _scope("recording", {name: options[name] for name in _OPTIONS if name in options})
-    versions = _versions(snapshot)
+    versions = {name: getattr(metadata, name) for name in ("torch", "torch_npu", "python")}
+    versions["pytracer"] = metadata.version
     yield from _scope("version", {name: value for name, value in versions.items() if value})
     yield from _scope("metadata", metadata.given)
 

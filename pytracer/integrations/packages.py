@@ -1,7 +1,6 @@
 """The packages that an integration needs, which pytracer itself does not install."""
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 
 from pytracer.errors import PytracerError
@@ -28,9 +27,3 @@ def needs(integration: str, package: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingPackageError(integration, package, error) from error
-
-
-def check(integration: str, package: str, module: str) -> None:
-    """Raise a MissingPackageError if a package cannot be found; it is not imported."""
-    if importlib.util.find_spec(module) is None:
-        raise MissingPackageError(integration, package)

@@ -33,7 +33,6 @@ from pytracer.recommendation.search import (
     needed_bytes,
     placement,
 )
-from pytracer.recommendation.what_if import change_requests
 from pytracer.simulator.deviation import Reference, reference_of
 from pytracer.simulator.simulate import begins_as_recorded, limits_of, rules_under, version_note
 from pytracer.simulator.trials import trials_of
@@ -48,8 +47,6 @@ class _Loaded:
 
     snapshot: Snapshot
     recording: Recording
-    changed: Recording  # the recording with the requests to simulate
-    what_if: list[str]  # a sentence about each change of the requests
     given_bytes: int | None  # the capacity to simulate; None: as much as in the recording
 
     @property
@@ -57,7 +54,7 @@ class _Loaded:
         return self.recording.limit_bytes if self.given_bytes is None else self.given_bytes
 
     def search(self) -> Search:
-        return Search(self.changed, limits_of(self.recording, self.given_bytes))
+        return Search(self.recording, limits_of(self.recording, self.given_bytes))
 
     def reference(self) -> Reference:
         return reference_of(self.recording, self.given_bytes)
@@ -69,8 +66,6 @@ def recommend(
     settings: Sequence[str] = (),
     capacity_bytes: int | None = None,
     device: int | None = None,
-    without: Sequence[str] = (),
-    scale: Sequence[str] = (),
     on_progress: Progress = lambda _: None,
 ) -> Recommendation:
     """Return the allocator settings that a recorded program needs.
@@ -83,13 +78,11 @@ def recommend(
             compared with the recording's own settings, and no others; (): many are searched.
         capacity_bytes: How much the allocator can reserve; None: as much as in the recording.
         device: The device's index in the file; None: the accelerator with most events.
-        without: Call sites and categories whose allocations are left out (see `change_requests`).
-        scale: The same with a factor for their sizes, as in "model.py:12=0.5".
         on_progress: Called with what is being done.
 
     Raises:
         PytracerError: No file can be simulated (see `extract_recording`).
-        ConfigError: A setting is malformed or refused, or `without` or `scale` match no allocation.
+        ConfigError: A setting is malformed or refused.
     """
     if capacity_bytes is not None and capacity_bytes <= 0:
         raise ConfigError(f"capacity_bytes={capacity_bytes}: give more than 0, or None")
@@ -104,9 +97,7 @@ def recommend(
     def loaded(file: Path) -> _Loaded:
         on_progress(f"Reading {file}")
         snapshot = load(os.fspath(file))
-        recording = extract_recording(snapshot, device)
-        changed, what_if = change_requests(snapshot, recording, without, scale)
-        return _Loaded(snapshot, recording, changed, what_if, capacity_bytes)
+        return _Loaded(snapshot, extract_recording(snapshot, device), capacity_bytes)
 
     files = find([Path(path)], lambda error: warn_once(str(error)))
     if len(files) == 1:
@@ -166,7 +157,7 @@ def _of_directory(
 
 
 def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommendation:
-    recording, changed = one.recording, one.changed
+    recording, notes = one.recording, list[str]()
     on_progress("Simulating the recording's own settings")
     reference, search = one.reference(), one.search()
     own = search.own()
@@ -176,8 +167,7 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         others = search.others(own, lambda count: on_progress(f"Simulated {count} settings"))
     on_progress("Searching the smallest devices")
     own, best, ranked = _measured(search, own, others, measure_all=bool(given))
-    notes = [*one.what_if]
-    if one.given_bytes is None and not given and not one.what_if:
+    if one.given_bytes is None and not given:
         advised = _advised_after_oom(recording, search, best)
         notes += _why_not_best(advised, best)
         best = advised
@@ -191,12 +181,12 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         device=recording.name,
         torch_version=recording.torch_version,
         capacity_bytes=one.capacity_bytes,
-        requests=len(changed.requests),
+        requests=len(recording.requests),
         kind="",
         answer="",
         command="",
         why="",
-        needed_bytes=needed_bytes(changed.requests),
+        needed_bytes=needed_bytes(recording.requests),
         deviation=reference.deviation,
         own=own,
         recommended=None,
@@ -204,13 +194,12 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         tried=ranked,
         ranks=[],
         notes=notes,
-        is_estimate=bool(one.what_if),
     )
     found = answered(found, best, recording, reference.why_unknown)
     if not given and (leak := _leak_sentence(one.snapshot, recording)):
         found = leak_first(found, leak)
     simulated = [own] if best is own else [own, best]
-    notes = [*found.notes, *_notes(changed, ranked if given else simulated)]
+    notes = [*found.notes, *_notes(recording, ranked if given else simulated)]
     if given:
         notes += _notes_of_given((t for t in found.tried if t is not own), recording)
     if (note := version_note(recording)) is not None:

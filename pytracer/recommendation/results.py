@@ -132,7 +132,6 @@ class Recommendation(BriefRepr):
         tried: All simulated settings, the best first.
         ranks: The files of a job with several; [] for one file.
         notes: What makes the answer inexact, or what could not be judged.
-        is_estimate: Whether allocations were left out or scaled.
     """
 
     path: str
@@ -153,7 +152,6 @@ class Recommendation(BriefRepr):
     tried: list[TriedSetting]
     ranks: list[RankOutcome]
     notes: list[str]
-    is_estimate: bool
 
 
 def answered(
@@ -264,7 +262,7 @@ def _change(found: Recommendation, best: TriedSetting, recording: Recording) -> 
     notes = [*found.notes]
     if not own.fits:
         fits = "the program would fit"
-        if failed and not found.is_estimate:
+        if failed:
             fits = "the allocation that failed would have fitted"
         text = f"Use {best.name}: {fits}, with {peak} reserved at the peak."
         event = "" if own.failed_event is None else f" at event {own.failed_event:,}"

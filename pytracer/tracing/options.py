@@ -240,8 +240,7 @@ class TracerOptions:
         *(None, "MODULE:FUNCTION", str, form.check_callback),
         'A function, or its name as `"package.module:function"`. It gets the path of each file '
         "that the tracer has written by itself (not by `dump()`), on the thread that wrote it. "
-        "There is no call when `max_oom_snapshots` or `keep_last` deletes a file. "
-        "`pytracer.integrations` has functions that upload it.",
+        "There is no call when `max_oom_snapshots` or `keep_last` deletes a file.",
     )
     dump_signal: Option[str | int | None, signal.Signals | None] = Option(
         *(None, "SIGNAL", str, form.check_signal),
@@ -267,16 +266,7 @@ ENVIRONMENT_OPTIONS = ("output", *STEP_OPTIONS, "dump_signal", "trigger_file")
 tracer in the code would write the same files, or wait for steps that nobody reports to it."""
 
 SWITCH, PATCH_TORCH = "PYTRACER", "PYTRACER_PATCH_TORCH"
-INTEGRATION_VARIABLES = {
-    "PYTRACER_UPLOAD_URL": "pytracer.integrations.fsspec:upload",
-    "PYTRACER_TENSORBOARD_DIR": "pytracer.integrations.tensorboard:add_peaks",
-}
-"""Variables, and the functions for `on_snapshot` that read them."""
-
-OTHER_VARIABLES = (
-    *(SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD"),
-    *INTEGRATION_VARIABLES,
-)
+OTHER_VARIABLES = (SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD")
 
 
 def record_all_ranks(environment: dict[str, str]) -> None:

@@ -1,28 +1,28 @@
-"""Tests of `pytracer fleet collect`: the rows of a file, and which files are read again."""
+"""Tests of `pytracer fleet collect`: the rows of a file, and how a dataset is written."""
 
 import gzip
 import importlib
-import os
 import re
-import shutil
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import fsspec
 import pytest
-from amount import amount
 from commands import invoke
-from fleet_tables import CPU, CUDA, GOLDEN, InProcess, all_rows, column, make_run, rows
+from fleet_tables import CUDA, GOLDEN, InProcess, column, make_run, rows
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.leaks.several_files import examine
 from pytracer.analysis.report import stats
+from pytracer.atomic_file import open_atomically
 from pytracer.errors import PytracerError
 from pytracer.fleet import collection, schema
 from pytracer.fleet.collection import collect
-from pytracer.fleet.dataset import UNFINISHED, Dataset, check_dataset
+from pytracer.fleet.dataset import MARK, check_dataset, new_dataset
 from pytracer.fleet.report import fleet_report
 from pytracer.fleet.schema import TABLES
 from pytracer.fleet.sources import find_sources, with_runs
@@ -108,53 +108,6 @@ def test_files_copied_into_one_folder_keep_their_kind(tmp_path: Path) -> None:
     assert [oom.rank for oom in report.ooms] == [2]
 
 
-def test_only_new_and_rewritten_files_are_read(tmp_path: Path) -> None:
-    # GIVEN a dataset of a run
-    paths = make_run(tmp_path / "run7")
-    table = tmp_path / "table"
-    first = collected(table, tmp_path / "run7")
-    assert (first.read, first.known) == (4, 0)
-    # WHEN it is collected again THEN nothing is read, and nothing changes
-    before = all_rows(table)
-    again = collected(table, tmp_path / "run7")
-    assert (again.read, again.known) == (0, 4)
-    assert all_rows(table) == before
-    # WHEN a file is rewritten with the same size and time, and another is added
-    state = paths[0].stat()
-    shutil.copy(CPU, tmp_path / "new")
-    os.truncate(tmp_path / "new", state.st_size)  # cut short or filled up: damaged
-    os.utime(tmp_path / "new", ns=(state.st_atime_ns, state.st_mtime_ns))
-    os.replace(tmp_path / "new", paths[0])
-    assert (paths[0].stat().st_size, paths[0].stat().st_mtime_ns) == (
-        state.st_size,
-        state.st_mtime_ns,
-    )
-    added = tmp_path / "run7/step3/torch_memory_rank0_pid100.pickle"
-    added.parent.mkdir()
-    shutil.copy(CUDA, added)
-    third = collected(table, tmp_path / "run7")
-    # THEN these two are read, and the rows are those of a new dataset
-    assert (third.read, third.known, len(third.unreadable)) == (2, 3, 1)
-    collected(tmp_path / "fresh", tmp_path / "run7")
-    assert all_rows(table) == all_rows(tmp_path / "fresh")
-
-
-def test_a_rewritten_file_may_move_to_another_step(tmp_path: Path) -> None:
-    # GIVEN a file without a step in its name, whose step is that of its metadata
-    path, table = tmp_path / "run7/memory.pickle", tmp_path / "table"
-    path.parent.mkdir()
-    shutil.copy(CUDA, path)
-    collected(table, path)
-    shutil.copy(GOLDEN / "native/cuda-2.13.0.pickle", path)  # without a step
-    # WHEN it is rewritten
-    collected(table, path)
-    # THEN its rows are only those of the new step
-    assert column(table, "files", "step") == [None]
-    assert set(column(table, "sites", "step")) == {None}
-    collected(tmp_path / "fresh", path)
-    assert all_rows(table) == all_rows(tmp_path / "fresh")
-
-
 def test_damaged_files_are_rows_with_the_reason(tmp_path: Path) -> None:
     run, table = tmp_path / "run7", tmp_path / "table"
     make_run(run, ranks=2, steps=1)
@@ -170,7 +123,7 @@ def test_damaged_files_are_rows_with_the_reason(tmp_path: Path) -> None:
     # WHEN they are collected
     found = collected(table, run)
     # THEN each has a row with its rank and the reason, and the others are complete
-    assert (found.read, len(found.unreadable)) == (7, 5)
+    assert (found.files, len(found.unreadable)) == (7, 5)
     errors = dict(zip(column(table, "files", "rank"), column(table, "files", "error"), strict=True))
     assert errors[0] is None
     assert errors[1] is None
@@ -179,9 +132,6 @@ def test_damaged_files_are_rows_with_the_reason(tmp_path: Path) -> None:
     assert "cannot read" in errors[20]
     assert set(column(table, "files", "step")) == {1}
     assert set(column(table, "peaks", "rank")) == {0, 1}
-    # AND only the file that could not be opened is tried again
-    assert collected(table, run).read == 1
-    assert len(rows(table, "files")) == 7
 
 
 def test_an_error_in_our_code_does_not_end_the_collection(
@@ -198,108 +148,65 @@ def test_an_error_in_our_code_does_not_end_the_collection(
     ]
 
 
-class Crash(BaseException):
-    pass
-
-
-@pytest.mark.slow
-def test_nothing_is_lost_or_doubled_by_a_crash_at_any_write(
+def test_a_collection_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a dataset with files that were rewritten and added since
-    run, old = tmp_path / "run7", tmp_path / "old"
-    paths = make_run(run, ranks=2, steps=2)
+    # GIVEN a collection of two batches, and a disk that is full when the n-th file is written
+    make_run(tmp_path / "run7", ranks=2, steps=2)
     monkeypatch.setattr(collection, "BATCH_FILES", 2)
-    collected(old, run)
-    shutil.copy(CPU, paths[0])
-    shutil.copy(CUDA, paths[3])
-    make_run(run, ranks=2, steps=3)[0].write_bytes(paths[0].read_bytes())
-    collected(tmp_path / "fresh", run)
-    expected = all_rows(tmp_path / "fresh")
-    write, delete = Dataset._write_file, Dataset._delete
+    opened, table = open_atomically, tmp_path / "table"
 
-    # WHEN a collection ends before it writes or deletes its n-th file, and is run again
-    crashes = 0
-    for last in range(0, 10_000, amount(4, 1)):
-        table = tmp_path / f"table{last}"
-        shutil.copytree(old, table)
-        left = [last]
+    def full(path: Path, last: int) -> AbstractContextManager[BinaryIO]:
+        if path.parent == table or len([*table.rglob("*.parquet")]) == last:
+            raise OSError(28, "No space left on device")
+        return opened(path)
 
-        def counted(change: Callable[..., None], left: list[int] = left) -> Callable[..., None]:
-            def called(*arguments: object) -> None:
-                if left[0] == 0:
-                    raise Crash
-                left[0] -= 1
-                change(*arguments)
-
-            return called
-
-        monkeypatch.setattr(Dataset, "_write_file", counted(write))
-        monkeypatch.setattr(Dataset, "_delete", counted(delete))
-        try:
-            collected(table, run)
-            ended = True
-        except Crash:
-            ended = False
-            crashes += 1
-            assert last == 0 or (table / UNFINISHED).exists()
-        monkeypatch.setattr(Dataset, "_write_file", write)
-        monkeypatch.setattr(Dataset, "_delete", delete)
-        collected(table, run)
-        # THEN the rows are those of a collection that was not interrupted
-        assert all_rows(table) == expected, f"after {last} writes"
-        assert not (table / UNFINISHED).exists()
-        shutil.rmtree(table)
-        if ended:
-            break
-    assert crashes > amount(5, 20)
+    for last in (0, 1, len(TABLES), len(TABLES) + 3, 1000):
+        monkeypatch.setattr("pytracer.fleet.dataset.open_atomically", partial(full, last=last))
+        with pytest.raises(PytracerError, match=r"cannot write .*No space left"):
+            collected(table, tmp_path / "run7")
+        # THEN nothing is left
+        assert [*table.iterdir()] == []
+    # AND the same command works when there is room
+    monkeypatch.setattr("pytracer.fleet.dataset.open_atomically", opened)
+    assert collected(table, tmp_path / "run7").files == 4
+    assert len(rows(table, "files")) == 4
 
 
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
-    make_run(tmp_path / "run7", ranks=1, steps=1)
-    table = tmp_path / "table"
-    collected(table, tmp_path / "run7")
-    left = table / "sites/.pytracer-1-2.tmp"
-    left.write_bytes(b"half")
-    collected(table, tmp_path / "run7")
-    assert not left.exists()
-
-
-def test_a_dataset_has_one_writer(tmp_path: Path) -> None:
-    table = tmp_path / "table"
-    with Dataset(table), pytest.raises(PytracerError, match="another collection is writing"):
-        collected(table, CUDA)
-    assert collected(table, CUDA).read == 1
-
-
-def test_a_report_on_another_folder_is_refused(tmp_path: Path) -> None:
-    for folder, problem in (("missing", "does not exist"), ("", "is no dataset")):
-        with pytest.raises(PytracerError, match=f"{problem}.*: give the folder that"):
-            check_dataset(tmp_path / folder)
-
-
-def test_other_folders_are_refused(tmp_path: Path) -> None:
+def test_a_dataset_is_written_once(tmp_path: Path) -> None:
+    # GIVEN a folder with a file, a file, a dataset, and one that another collection writes
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for name, message in (("notes", "is no dataset"), ("file", "is a file")):
-        with pytest.raises(PytracerError, match=message):
-            collected(tmp_path / name, CUDA)
-    assert [*(tmp_path / "notes").iterdir()] == [tmp_path / "notes/a.txt"]
-    table = tmp_path / "table"
-    collected(table, CUDA)
-    (table / "_pytracer_fleet.json").write_text('{"schema_version": "7.0"}')
+    collected(tmp_path / "done", CUDA)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    with new_dataset(tmp_path / "running"):
+        # THEN each is refused, and stays as it is
+        for name in ("notes", "file", "done", "running"):
+            with pytest.raises(PytracerError, match=rf"cannot write .*{name}: .*a new folder"):
+                collected(tmp_path / name, CUDA)
+        # AND what is not complete cannot be read
+        with pytest.raises(PytracerError, match="is not a complete dataset"):
+            check_dataset(tmp_path / "running")
+    check_dataset(tmp_path / "running")
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_report_on_another_folder_is_refused(tmp_path: Path) -> None:
+    for folder in ("missing", ""):
+        with pytest.raises(PytracerError, match=r"is not a complete dataset.*: give the folder"):
+            check_dataset(tmp_path / folder)
+    collected(tmp_path / "table", CUDA)
+    (tmp_path / "table" / MARK).write_text('{"schema_version": "7.0"}')
     with pytest.raises(PytracerError, match=r"tables of version 7\.0"):
-        collected(table, CUDA)
+        check_dataset(tmp_path / "table")
 
 
 def test_runs_are_named_by_their_folders(tmp_path: Path) -> None:
     for folder in ("a/profile", "b/profile", "c/7"):
         make_run(tmp_path / folder, ranks=1, steps=1)
     table = tmp_path / "table"
-    collected(table, tmp_path / "a", tmp_path / "b")
-    # The names stay when more folders come, whatever their order.
-    collected(table, tmp_path)
+    collected(table, tmp_path / "a", tmp_path)
     assert sorted(column(table, "files", "run")) == ["7", "b/profile", "profile"]
     assert all(type(run) is str for run in column(table, "files", "run"))
     collected(tmp_path / "named", tmp_path, run="of today")
@@ -342,9 +249,8 @@ def test_files_of_other_file_systems(tmp_path: Path) -> None:
         for name, url in urls.items():
             table = tmp_path / name
             found = collected(table, url)
-            # THEN they have the same rows, and are not read again
-            assert (found.errors, found.read) == ([], 2)
-            assert collected(table, url).read == 0, name
+            # THEN they have the same rows
+            assert (found.errors, found.files) == ([], 2)
             for of_table in ("peaks", "sites", "steps", "ooms"):
                 fields = [f for f in TABLES[of_table].fields if f != "source"]
                 values = [
@@ -369,7 +275,7 @@ def test_compressed_files_are_read_and_count_with_their_content(tmp_path: Path) 
 
 
 def test_every_table_has_its_columns_in_an_empty_dataset(tmp_path: Path) -> None:
-    with Dataset(tmp_path / "table"):
+    with new_dataset(tmp_path / "table"):
         pass
     for name in TABLES:
         assert rows(tmp_path / "table", name) == []
@@ -377,7 +283,7 @@ def test_every_table_has_its_columns_in_an_empty_dataset(tmp_path: Path) -> None
 
 def test_the_order_of_sources_is_run_step_rank(tmp_path: Path) -> None:
     make_run(tmp_path / "run7", ranks=11, steps=2)
-    sources = with_runs(reversed(find_sources([str(tmp_path)])[0]), None, {})
+    sources = with_runs(find_sources([str(tmp_path)])[0][::-1], None)
     names = [re.findall(r"step(\d+).*rank(\d+)", source.name)[0] for source in sources]
     assert names == [(str(step), str(rank)) for step in (1, 2) for rank in range(11)]
 
@@ -389,11 +295,17 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert re.search(r"t: 3 files read in [\d.]+ s, 1 of them cannot be read\.", done.output)
     assert "rank2" in done.output
-    done = invoke("fleet", "collect", tmp_path / "run7", "--output", tmp_path / "t", "--json")
-    assert '"known": 3' in done.output
-    done = invoke("fleet", "collect", tmp_path / "none", "--output", tmp_path / "t")
+    # AND the rows of what a path names are written although another path names nothing
+    paths = (tmp_path / "run7", tmp_path / "none")
+    done = invoke("fleet", "collect", *paths, "--output", tmp_path / "u", "--json")
     assert done.exit_code == 1
-    assert "does not exist" in done.output
+    assert '"files": 3' in done.output
+    assert "none does not exist" in done.output
+    # AND nothing is written without a file
+    done = invoke("fleet", "collect", tmp_path / "none", "--output", tmp_path / "v")
+    assert done.exit_code == 1
+    assert "none does not exist" in done.output
+    assert not (tmp_path / "v").exists()
     for options, message in (
         (("--engine", "spark"), "--engine spark is unknown"),
         (("--engine", "ray", "--memory", "1GiB"), "--memory bounds"),
@@ -413,7 +325,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("pytracer.export.parquet.importlib.import_module", missing)
     with pytest.raises(PytracerError, match="pip install pyarrow"):
-        Dataset(tmp_path / "t")
+        collected(tmp_path / "t", CUDA)
     from pytracer.fleet.ray_engine import RayEngine
 
     with pytest.raises(PytracerError, match="pip install ray"):

@@ -12,12 +12,10 @@ import pool_jobs
 import processes
 import pytest
 from commands import invoke
-from fleet_tables import InProcess, all_rows, make_run
+from fleet_tables import InProcess, all_rows, column, make_run
 
 from pytracer.commands import parallel
-from pytracer.errors import PytracerError
 from pytracer.fleet.collection import LocalEngine, collect
-from pytracer.fleet.dataset import UNFINISHED
 from pytracer.fleet.pool import PROCESS_BYTES, Pool, ProcessEndedError
 
 MIB = 2**20
@@ -107,12 +105,12 @@ def test_the_local_engine_makes_the_rows_of_this_process(tmp_path: Path) -> None
         LocalEngine(workers=2),
         on_progress=lambda count, total: progress.append((count, total)),
     )
-    assert (done.read, done.unreadable, done.lost) == (8, [], [])
+    assert (done.files, done.unreadable) == (8, [])
     assert all_rows(tmp_path / "table") == all_rows(tmp_path / "expected")
     assert progress == [(count, 8) for count in range(9)]
 
 
-def test_a_file_whose_process_ended_is_tried_again_later(tmp_path: Path) -> None:
+def test_a_file_whose_process_ended_is_a_row_with_the_reason(tmp_path: Path) -> None:
     class Killed(InProcess):
         def read(self, sources):  # type: ignore[no-untyped-def]
             engine = LocalEngine(workers=1)
@@ -123,17 +121,14 @@ def test_a_file_whose_process_ended_is_tried_again_later(tmp_path: Path) -> None
     make_run(tmp_path / "run7", ranks=3, steps=1)
     paths = [str(tmp_path / "run7")]
     done = collect(paths, tmp_path / "table", Killed())
-    assert (done.read, len(done.unreadable)) == (3, 1)
+    assert (done.files, len(done.unreadable)) == (3, 1)
     assert "ended, twice" in done.unreadable[0]
-    again = collect(paths, tmp_path / "table", InProcess())
-    assert (again.read, again.known) == (1, 2)
-    collect(paths, tmp_path / "expected", InProcess())
-    assert all_rows(tmp_path / "table") == all_rows(tmp_path / "expected")
+    assert {*column(tmp_path / "table", "peaks", "rank")} == {0, 2}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_collection_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_collection_is_no_dataset(tmp_path: Path, number: signal.Signals) -> None:
     # GIVEN a collection of many files, in batches of a few
     make_run(tmp_path / "run7", ranks=10, steps=6)
     table = tmp_path / "table"
@@ -153,34 +148,15 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, number: signal.Signal
         assert time.monotonic() - begin < processes.HANG_S
         time.sleep(0.01)
     running.send_signal(number)
-    _, errors = running.communicate(timeout=processes.HANG_S)
-    # THEN the dataset says so, and the exit code too
-    assert (table / UNFINISHED).exists()
+    running.communicate(timeout=processes.HANG_S)
+    # THEN a report says that the dataset is not complete
+    assert "is not a complete dataset" in invoke("fleet", "report", table, "--sql").output
     if number == signal.SIGKILL:
         assert running.returncode == -number
+        assert "not empty" in invoke(*arguments).output
     else:
         assert running.returncode == 128 + number
-        assert "Interrupted. What was read is in" in errors
-    # AND the same collection reads the rest: nothing is lost or doubled
-    done = collect([str(tmp_path / "run7")], table, InProcess())
-    assert done.known > 0
-    assert done.known + done.read == done.files == 60
-    collect([str(tmp_path / "run7")], tmp_path / "expected", InProcess())
-    assert all_rows(table) == all_rows(tmp_path / "expected")
-    assert not (table / UNFINISHED).exists()
-
-
-def test_a_full_disk_ends_the_collection_with_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    make_run(tmp_path / "run7", ranks=1, steps=1)
-    collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())
-    monkeypatch.setattr("pytracer.fleet.dataset.open_atomically", full)
-    with pytest.raises(PytracerError, match=r"cannot write .*No space left"):
-        collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())
+        assert [*table.iterdir()] == []
 
 
 def test_processes_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,6 @@ def test_json_has_all_rows(table: Path, plan: Plan) -> None:
     assert content["schema_version"] >= 2
     assert len(content["outliers"]) >= len(plan.outliers)
     assert content["outliers"][0]["sites"][0]["delta_bytes"] == 256 * MIB
-    assert content["baseline"] is None
 
 
 def test_the_script_makes_the_same_tables(table: Path, report: FleetReport) -> None:
@@ -141,20 +140,17 @@ def test_a_directory_needs_no_collection(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("pytracer.fleet.collection.LocalEngine", InProcess)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    runs = ("--run", "tuesday", "--baseline-run", "monday", "--json")
-    # WHEN the report is on the directories THEN it is that on the dataset, and nothing is left
-    wanted = json.loads(invoke("fleet", "report", dataset, "--baseline", dataset, *runs).output)
-    assert wanted["baseline"]["run"] == "monday"
-    found = json.loads(invoke("fleet", "report", later, "--baseline", run, *runs).output)
-    assert (found.pop("table"), found["baseline"].pop("table")) == (str(later), str(run))
-    assert (wanted.pop("table"), wanted["baseline"].pop("table")) == (str(dataset), str(dataset))
+    # WHEN the report is on a directory THEN it is that on the dataset, and nothing is left
+    wanted = json.loads(invoke("fleet", "report", dataset, "--run", "tuesday", "--json").output)
+    found = json.loads(invoke("fleet", "report", later, "--json").output)
+    assert (found.pop("table"), wanted.pop("table")) == (str(later), str(dataset))
     assert (found.pop("other_runs"), wanted.pop("other_runs")) == ([], ["monday"])
     assert found == wanted
     assert not [*(tmp_path / "temporary").iterdir()]
     # AND a directory without snapshots, and the SQL of a directory, are refused
     for options, message in (
         ([tmp_path / "temporary"], "contains no snapshots"),
-        ([run, "--sql"], "is no dataset"),
+        ([run, "--sql"], "is not a complete dataset"),
     ):
         refused = invoke("fleet", "report", *options)
         assert refused.exit_code == 1

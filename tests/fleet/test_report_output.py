@@ -5,9 +5,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from commands import invoke
 from fleet_rows import Fleet
 
+from pytracer.errors import PytracerError
 from pytracer.fleet.report import fleet_report
 
 
@@ -16,6 +18,20 @@ def test_an_empty_dataset(tmp_path: Path) -> None:
     result = invoke("fleet", "report", tmp_path / "table")
     assert result.exit_code == 1
     assert "has no files: collect some by pytracer fleet collect" in result.output
+
+
+def test_two_runs_of_one_table(tmp_path: Path) -> None:
+    monday, tuesday = Fleet("monday"), Fleet("tuesday")
+    for rank in range(8):
+        monday.add(rank, 1, 1000)
+        tuesday.add(rank, 2, 2000)
+    path = monday.write(tmp_path / "table", tuesday)
+    report = fleet_report(path)
+    assert (report.run, report.other_runs, report.overview.files) == ("tuesday", ["monday"], 8)
+    with pytest.raises(
+        PytracerError, match="there is no run 'friday'; the runs are 'tuesday', 'monday'"
+    ):
+        fleet_report(path, "friday")
 
 
 def test_only_damaged_files(tmp_path: Path) -> None:
@@ -37,14 +53,6 @@ def test_a_damaged_dataset(tmp_path: Path) -> None:
     result = invoke("fleet", "report", path)
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: cannot read {path}: ")
-
-
-def test_an_unfinished_collection_is_reported(tmp_path: Path) -> None:
-    fleet = Fleet()
-    fleet.add(0, None, 1000)
-    path = fleet.write(tmp_path / "table")
-    (path / "_unfinished").write_bytes(b"")
-    assert "was interrupted: files may be missing" in invoke("fleet", "report", path).output
 
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m'); DROP TABLE files; --"
@@ -73,31 +81,27 @@ def test_hostile_names(tmp_path: Path) -> None:
 
 
 def test_the_page_has_what_the_terminal_shows_with_more_rows(tmp_path: Path) -> None:
-    # GIVEN a run with outliers, a rank without a file, a file that cannot be read, settings that
-    # differ, and a baseline
-    old, new = Fleet("old"), Fleet("new")
+    # GIVEN a run with outliers, a rank without a file, and a file that cannot be read
+    fleet = Fleet()
     for rank in range(30):
         more = 500 + rank if rank < 2 else 0
         sites = {"/a.py:1 f": 900, "/b.py:2 g": 100 + more}
-        old.add(rank, 1, 900, sites={"/a.py:1 f": 900})
         if rank != 17:
-            new.add(rank, 1, None if rank == 20 else 1000 + more, sites=sites)
-            new.add(rank, 2, 1000)
-    table = new.write(old.write(tmp_path / "table"))
+            fleet.add(rank, 1, None if rank == 20 else 1000 + more, sites=sites)
+            fleet.add(rank, 2, 1000)
+    table = fleet.write(tmp_path / "table")
     page = tmp_path / "report.html"
     # WHEN the report is written as a page
-    options = ("--run", "new", "--baseline", table, "--baseline-run", "old", "--html", page)
-    result = invoke("fleet", "report", table, *options, "--top", 1)
+    result = invoke("fleet", "report", table, "--html", page, "--top", 1)
     assert result.exit_code == 0, result.output
     # THEN it has the answers, the tables and the commands that the terminal shows
     text = html.unescape(re.sub("<[^>]*>", "", page.read_text().partition("<body>")[2]))
     shown = [line for line in result.output.splitlines() if not re.search("[│┃┏┡└]|more row", line)]
-    assert len(shown) > 15
+    assert len(shown) > 13
     for line in shown[:-1]:  # the last one names the page
         assert "".join(line.split()) in "".join(text.split())
-    for title in ("Peaks against the baseline", "Ranks that differ", "Ranks without files"):
+    for title in ("Ranks that differ", "Ranks without files", "Files that cannot be read"):
         assert title in text
-    assert "Files that cannot be read" in text
     # AND it has the rows that the terminal left out
     assert "more row" in result.output
     assert "more row" not in text

@@ -59,6 +59,14 @@ def test_a_leak_in_a_trace_is_counted_over_ranks(tmp_path: Path) -> None:
     )
 
 
+def test_a_growth_at_an_unknown_call_site_is_named(tmp_path: Path) -> None:
+    fleet = Fleet()
+    device = fleet.add(0, None, 1000, leak_verdict="leak", leak_unit="step", leak_observed=40)
+    fleet.rows["leaks"].append(device | {"verdict": "leak", "bytes_per_step": 1.0, "held_bytes": 9})
+    _, text = answer(fleet_report(fleet.write(tmp_path / "table")), "growth")
+    assert text == "Memory grows on rank 0 of 1 rank, by 1 B a step at an unknown call site."
+
+
 def test_a_leak_in_a_later_trace_is_not_hidden_by_an_earlier_one(tmp_path: Path) -> None:
     # GIVEN a process with a leak in a long trace, and in a later trace the same and another leak
     fleet = Fleet()

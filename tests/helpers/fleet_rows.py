@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pytracer.fleet.dataset import Dataset
+from pytracer.fleet.dataset import new_dataset
 from pytracer.fleet.schema import arrow_tables
 
 MIB = 2**20
@@ -37,7 +37,7 @@ class Fleet:
         source = f"/{self.run}/{kind}{step}/rank{rank}{changes.get('role') or ''}"
         key = {"run": self.run, "step": step, "rank": rank}
         key["source"] = changes.pop("source", source)
-        file = key | {"folder": f"/{self.run}", "kind": kind, "first_step": step, "stamp": "1"}
+        file = key | {"folder": f"/{self.run}", "kind": kind, "first_step": step}
         file |= {"last_step": step, "host": "n0", "pid": rank, "written_ns": (step or 0) * 10**9}
         file |= {"error": f"{key['source']} is cut short" if peak is None else None}
         self.rows["files"].append(file | changes)
@@ -53,14 +53,10 @@ class Fleet:
                 self.rows["sites"].append(device | row)
         return device
 
-    def write(self, path: Path) -> Path:
-        """Write the dataset, or add the run to it."""
-        by_source: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        for table, rows in self.rows.items():
-            for row in rows:
-                by_source[row["source"]][table].append(row)
-        with Dataset(path) as dataset:
-            dataset.write(arrow_tables(tables) for tables in by_source.values())
+    def write(self, path: Path, *others: "Fleet") -> Path:
+        """Write the dataset, also with other runs."""
+        with new_dataset(path) as write:
+            write(arrow_tables(fleet.rows) for fleet in (self, *others))
         return path
 
 

@@ -1,7 +1,6 @@
 """Programs and packages that only some tests need, and that `make dev` does not install.
 
-If its tool is missing, a test is skipped. With REQUIRE_TOOLS=1, which `.ci/run` sets, it fails. A
-test that never runs in CI, such as that of S3, calls `pytest.importorskip` itself.
+If its tool is missing, a test is skipped. With REQUIRE_TOOLS=1, which `.ci/run` sets, it fails.
 """
 
 import importlib.util

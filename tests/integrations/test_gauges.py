@@ -7,7 +7,7 @@ import tools
 import torch
 
 import pytracer
-from pytracer.integrations import gauges
+from pytracer.integrations.prometheus import figures, register
 
 
 @pytest.fixture
@@ -21,10 +21,8 @@ def test_prometheus(tracer: pytracer.Tracer) -> None:
     tools.packages("prometheus_client")
     import prometheus_client as client
 
-    from pytracer.integrations import prometheus
-
     registry = client.CollectorRegistry()
-    collector = prometheus.register(registry=registry)
+    collector = register(registry=registry)
     # WHEN the program allocates
     kept = torch.ones(1_000_000)
     text = client.generate_latest(registry).decode()
@@ -49,39 +47,8 @@ def test_prometheus(tracer: pytracer.Tracer) -> None:
     assert "pytracer" not in client.generate_latest(registry).decode()
 
 
-def test_opentelemetry(tracer: pytracer.Tracer) -> None:
-    # GIVEN a meter of a provider with a reader
-    tools.packages("opentelemetry", "opentelemetry.sdk")
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
-    from pytracer.integrations import opentelemetry
-
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    opentelemetry.register(tracer, provider.get_meter("test"))
-    # WHEN the program allocates, and the reader collects
-    kept = torch.ones(1_000_000)
-    data = reader.get_metrics_data()
-    # THEN the figures have the names and units of OpenTelemetry
-    assert data is not None
-    found = {
-        metric.name: (metric.unit, point.attributes, point.value)
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-    }
-    unit, attributes, value = found["pytracer.allocated_bytes"]
-    assert (unit, attributes) == ("By", {"device": "cpu"})
-    assert value >= kept.nbytes
-    assert found["pytracer.recorded_events"][2] > 0
-    provider.shutdown()
-
-
 def test_a_tracer_that_fails_has_no_figures() -> None:
     # GIVEN something that is no tracer
     broken = object()
     # THEN a reading has no figure, and does not raise
-    for metric in gauges.METRICS:
-        assert [*gauges.read(broken, metric)] == []  # type: ignore[arg-type]
+    assert not any(figures(broken).values())  # type: ignore[arg-type]

@@ -1,11 +1,10 @@
-"""Given settings are compared, and given call sites and categories are left out or scaled."""
+"""Given settings are compared, and no others."""
 
-import pickle
 import re
 from pathlib import Path
 
 import pytest
-from allocator_workloads import constant, content, pinned_segments, write
+from allocator_workloads import constant, pinned_segments, write
 from commands import cells, invoke
 from needed_memory import JOINED, fits, least_device
 from reference_allocator import Allocator
@@ -99,60 +98,3 @@ def test_given_settings_that_are_wrong(settings: str, reason: str) -> None:
 def test_a_text_is_no_list_of_settings() -> None:
     with pytest.raises(ConfigError, match="give a list"):
         recommend(GOLDEN / "snapshot-1.5-cuda.pickle", settings=JOINED)
-
-
-def test_without_a_category() -> None:
-    # GIVEN a file whose blocks have categories
-    path = GOLDEN / "snapshot-1.5-cuda.pickle"
-    snapshot = load(path)
-    is_first = snapshot.segments.device[snapshot.blocks.segment] == 0
-    categories = [snapshot.strings[text] for text in snapshot.blocks.category.tolist()]
-    sizes = snapshot.blocks.requested_bytes.tolist()
-    for name in ("parameter", "gradient"):
-        rows = [i for i, found in enumerate(categories) if found == name and is_first[i]]
-        assert rows
-        # WHEN a category is left out
-        found = recommend(path, without=[f"category:{name}"])
-        # THEN its blocks are
-        text = f"{len(rows)} allocations of category:{name}, {sum(sizes[i] for i in rows)} B in all"
-        assert found.notes[0].startswith(f"Estimate without {text}")
-    # AND a similar name is named
-    with pytest.raises(ConfigError, match=r"did you mean category:parameter\?"):
-        recommend(path, without=["category:parameters"])
-
-
-def test_what_if(tmp_path: Path) -> None:
-    # GIVEN a program with two call sites
-    made = content(constant, 4 << 30)
-    allocs = [event for event in made["device_traces"][0] if event["action"] == "alloc"]
-    for i, event in enumerate(allocs):
-        line = 1 if i % 2 else 2
-        event["frames"] = [{"filename": "/home/me/model.py", "name": "forward", "line": line}]
-    path = tmp_path / "recorded.pickle"
-    path.write_bytes(pickle.dumps(made))
-    # WHEN one of them allocates nothing, or all allocate half
-    half = recommend(path, without=["me/model.py:1"])
-    scaled = recommend(path, scale=["model.py=0.5"])
-    # THEN the program needs half
-    for found in (half, scaled):
-        assert found.is_estimate
-        assert found.needed_bytes == 320 * MIB
-        assert found.notes[0].startswith("Estimate with")
-        # AND the deviation is still that of the recording
-        assert found.deviation.equal == found.deviation.requests == len(allocs) * 2
-    # AND a call site that does not exist is an error
-    for wrong in ("model.py:3", "odel.py", "category:optimizer_state"):
-        with pytest.raises(ConfigError, match="matches no allocation"):
-            recommend(path, without=[wrong])
-    with pytest.raises(ConfigError, match="no allocation is left"):
-        recommend(path, without=["model.py"])
-    for malformed in ("model.py", "model.py=", "model.py=-1", "=2", "model.py=0"):
-        with pytest.raises(ConfigError, match="factor greater than 0"):
-            recommend(path, scale=[malformed])
-    # AND so is a program that is larger than any device, also in a file without a limit
-    unlimited = content(constant) | {"device_traces": made["device_traces"]}
-    path.write_bytes(pickle.dumps(unlimited))
-    for huge in (["model.py=999999"], ["model.py=999999"] * 2):
-        with pytest.raises(ConfigError, match="needs more than 16 TiB at one moment"):
-            recommend(path, scale=huge)
-    assert recommend(path, scale=["model.py=20000"]).needed_bytes == 20_000 * 640 * MIB

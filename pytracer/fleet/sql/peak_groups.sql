@@ -4,7 +4,7 @@
 -- ranks between two gaps of more than 2 % of the median, if these are at least four and a tenth of
 -- all. Each rank belongs to the group with the nearest peak.
 --
--- slot, step, process, rank, source, device_name, is_cpu, peak_bytes, most_bytes, reserved_bytes, total_bytes  as in
+-- slot, step, process, rank, source, device_name, is_cpu, peak_bytes, most_bytes, reserved_bytes  as in
 --                 `rank_peaks`
 -- slot_ranks      the number of ranks in the slot
 -- slot_groups     the number of groups in the slot

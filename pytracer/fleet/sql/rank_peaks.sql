@@ -9,7 +9,6 @@
 -- peak_bytes      the peak of allocated memory: at least this
 -- most_bytes      the peak of allocated memory: at most this
 -- reserved_bytes  the peak of reserved memory
--- total_bytes     the device's memory; null: unknown
 CREATE OR REPLACE TABLE rank_peaks AS
 WITH devices AS (
     SELECT
@@ -32,8 +31,7 @@ SELECT
     d.is_cpu IS TRUE AS is_cpu,
     max(d.peak_allocated_bytes) AS peak_bytes,
     greatest(max(d.peak_allocated_bytes), max(d.peak_most_bytes)) AS most_bytes,
-    max(d.peak_reserved_bytes) AS reserved_bytes,
-    max(d.total_bytes) AS total_bytes
+    max(d.peak_reserved_bytes) AS reserved_bytes
 FROM devices AS d
 JOIN processes AS p USING (source)
 WHERE d.place = 1 AND p.kind IS DISTINCT FROM 'oom'

@@ -3,7 +3,6 @@
 -- slot, step      the slot: the files of one kind, step and phase; and its step; null: none
 -- ranks           the number of ranks
 -- least_bytes, median_bytes, most_bytes        the lowest peak, the median, and the highest peak
--- reserved_median_bytes, reserved_most_bytes   the same for reserved memory
 -- groups          the number of groups of ranks with usual peaks, such as the stages of a pipeline
 -- outliers        the number of ranks that differ from their group
 -- verdict         `outliers`; `none`; `few`: less than eight ranks can be compared; `scattered`:
@@ -16,8 +15,6 @@ SELECT
     min(peak_bytes) AS least_bytes,
     median(peak_bytes)::BIGINT AS median_bytes,
     max(peak_bytes) AS most_bytes,
-    median(reserved_bytes)::BIGINT AS reserved_median_bytes,
-    max(reserved_bytes) AS reserved_most_bytes,
     any_value(slot_groups) AS groups,
     count(*) FILTER (is_outlier) AS outliers,
     CASE

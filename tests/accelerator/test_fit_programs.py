@@ -9,7 +9,7 @@ import pytest
 
 import pytracer
 from pytracer.fitting import Fit
-from pytracer.fitting.prediction import Peak
+from pytracer.fitting.program import Peak
 from pytracer.rehearsal import simulated
 
 PROGRAM = Path(__file__).parent / "fit_programs.py"

@@ -42,7 +42,7 @@ _MARGIN, _FAR = 0.05, 4
 Known errors count twice, because they grow with the distance from the recordings.
 """
 
-_LEAST_ERROR = 0.01  # a smaller error at a recorded size is not worth a note
+_LEAST_SHARE = 0.01  # an error, or uncertain requests, below this share need no note
 
 _SAME_MEMORY = 0.02  # drivers differ by about 1 % in the memory that they report
 
@@ -101,7 +101,7 @@ def fit(
     most = {name: max(each[name] for each in program.points) for name in variables}
     times = float(np.prod([max(targets[-1][name] / most[name], 1) for name in most]))
     margin = max(_MARGIN, 2 * off, 2 * (check_error or 0)) * (2 if times > _FAR else 1)
-    notes = [*_notes(program, off, times), version_note(program.base.recording)]
+    notes = [*_notes(program, targets[-1], off, times), version_note(program.base.recording)]
     found = _estimated(program, targets, device_memory_bytes, margin)
     found = replace(found, check_error=check_error, notes=[*filter(None, notes)])
     return replace(found, answer=answer_of(found))
@@ -141,29 +141,26 @@ def _error(recorded: Peak, estimated: Peak) -> float:
     )
 
 
-def _notes(program: Program, off: float, times: float) -> Iterator[str]:
+def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterator[str]:
     """Yield what makes an estimate uncertain, in sentences.
 
     Args:
         off: The largest error of a peak at a recorded size, as a share.
         times: How many times the largest recorded data the target's are.
     """
+    sizes = program.size_bytes(target)
     if times > _FAR:
         yield (
             f"The data are {times:.3g} times the largest recorded: requests may begin, or be "
             "rounded, in another way there. Record larger sizes."
         )
-    if program.missing:
-        yield (
-            f"Not all recordings have {number(program.missing, 'request')}: how they grow is "
-            "uncertain. Record larger sizes."
-        )
-    if program.near:
-        yield (
-            f"{number(program.near, 'request')} do not grow by a simple law of the sizes: they "
-            "depend on values, or are padded."
-        )
-    if off >= _LEAST_ERROR:
+    for chosen, text in (
+        (program.missing, "Not all recordings have {}: how they grow is uncertain."),
+        (program.near, "No simple law describes {}: they depend on values, or are padded."),
+    ):
+        if sizes[chosen].sum() >= _LEAST_SHARE * sizes.sum():
+            yield text.format(number(int(chosen.sum()), "request"))
+    if off >= _LEAST_SHARE:
         yield f"The estimate for a recorded size misses its peak by {100 * off:.1f} %."
 
 
@@ -194,8 +191,9 @@ def _estimated(
         return bisect_left(range(1, high), True, key=is_too_large)
 
     def grows_by(name: str) -> int:
-        more = program.peak({**target, name: target[name] + 1}).allocated_bytes
-        return more - program.peak(target).allocated_bytes
+        step = max(target[name] // 8, 1)  # one more would show how the allocator rounds
+        more = program.peak({**target, name: target[name] + step}).allocated_bytes
+        return (more - program.peak(target).allocated_bytes) // step
 
     predictions = [Prediction(sizes, program.peak(sizes), fits(sizes)) for sizes in targets]
     kind = {True: FITS, False: DOES_NOT_FIT, None: UNKNOWN}[predictions[-1].fits]

@@ -136,8 +136,8 @@ class Program:
         base: The largest recording, whose order of requests is that of all estimates.
         points: The sizes that were recorded.
         variables: The names of the sizes that differ.
-        near: How many allocations do not have the bytes that their law says.
-        missing: How many allocations some recordings lack.
+        near: bool, which allocations do not have the bytes that their law says.
+        missing: bool, which allocations some recordings lack.
     """
 
     def __init__(self, files: Sequence[Recorded], variables: Sequence[str]) -> None:
@@ -163,8 +163,8 @@ class Program:
         alone = (found == MISSING).all(axis=0)  # a step whose size is not among those chosen
         found[-1, alone] = base.size_bytes[alone]
         self._growth = Growth(points_of(self.points, variables), found)
-        self.near = int(self._growth.is_near.sum())
-        self.missing = 0 if base.varies else int((found == MISSING).any(axis=0).sum())
+        self.near = self._growth.is_near
+        self.missing = (found == MISSING).any(axis=0) & (not base.varies)
 
     def size_bytes(self, sizes: Sizes) -> Column:
         """Return the bytes of each allocation: int64."""

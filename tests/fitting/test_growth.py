@@ -13,11 +13,8 @@ THREE = [(2, 512), (4, 512), (4, 768)]
 
 LAWS: dict[str, Law] = {
     "constant": lambda batch, length: 4096,
-    "linear": lambda batch, length: 512 * batch,
     "linear and a constant": lambda batch, length: 512 * batch + 1024,
-    "bilinear": lambda batch, length: 64 * batch * length,
     "without the last": lambda batch, length: 4000 * batch * (length - 1),
-    "quadratic": lambda batch, length: 4 * length**2,
     "attention": lambda batch, length: 16 * batch * length**2,
     "a volume": lambda batch, length: 16 * batch * length**3,
 }

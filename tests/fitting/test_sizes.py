@@ -68,8 +68,3 @@ def test_recordings_that_differ_in_what_was_not_asked() -> None:
     files = [{"batch": 2, "length": 64}, {"batch": 4, "length": 128}]
     with pytest.raises(ConfigError, match=r"length \(64 and 128\): give length with --at"):
         variables_of(files, [{"batch": 8}])
-
-
-def test_what_varies() -> None:
-    files = [{"batch": 2, "length": 64}, {"batch": 4, "length": 64}]
-    assert variables_of(files, [{"batch": 8, "length": 64}]) == ["batch"]

@@ -120,7 +120,7 @@ def test_a_further_recording_is_the_check(tmp_path: Path) -> None:
             yield "late", "late", 2**24 * batch
 
     found = pytracer.fit(*recordings(tmp_path, late, sizes), at=TARGETS[0])
-    assert found.check_error is not None
+    assert found.check_error
     assert found.margin >= 2 * found.check_error > 0.05
     assert any(note.startswith("Not all recordings have 1 request:") for note in found.notes)
 

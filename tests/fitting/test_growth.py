@@ -14,7 +14,6 @@ THREE = [(2, 512), (4, 512), (4, 768)]
 LAWS: dict[str, Law] = {
     "constant": lambda batch, length: 4096,
     "linear and a constant": lambda batch, length: 512 * batch + 1024,
-    "without the last": lambda batch, length: 4000 * batch * (length - 1),
     "attention": lambda batch, length: 16 * batch * length**2,
     "a volume": lambda batch, length: 16 * batch * length**3,
 }

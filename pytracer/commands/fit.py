@@ -14,7 +14,6 @@ from pytracer.commands.parallel import signals_interrupt
 from pytracer.commands.show_answer import echo_answer
 from pytracer.fitting import fit
 from pytracer.fitting.results import DOES_NOT_FIT, UNKNOWN
-from pytracer.fitting.scaling import parsed_scale
 from pytracer.fitting.sizes import parsed_target
 from pytracer.rehearsal.models import model_of
 from pytracer.text import printable
@@ -32,16 +31,6 @@ from pytracer.text import printable
     "32, batch=8..32..8 every eighth; the last is the target.",
 )
 @shared.device_memory_option("recorded device, or of the device of --on")
-@shared.settings_option()
-@click.option(
-    "--scale",
-    metavar="CATEGORY=FACTOR,...",
-    multiple=True,
-    callback=shared.parsed_by(parsed_scale),
-    help="Estimate a changed program: optimizer_state=0.25 for 8-bit states of Adam, and "
-    "parameter=1/8,gradient=1/8,optimizer_state=1/8 for shards of 8 ranks. The categories are "
-    "those of `pytracer show --by category`.",
-)
 @shared.simulated_device_option
 @click.option(
     "--on",
@@ -63,8 +52,6 @@ def command(
     paths: tuple[str, ...],
     at: dict[str, Sequence[int]] | None,
     device_memory_bytes: int | None,
-    settings: tuple[str, ...],
-    scale: dict[str, float],
     device: int | None,
     plot_path: Path | None,
     json_output: JsonOutput,
@@ -83,20 +70,21 @@ def command(
     With --on, runs the program itself at these sizes: by torch's own allocator, on devices that are
     not there. Needs a build of torch for CUDA, or torch_npu.
 
-    From recordings at small sizes, predicts the peaks at others: how each request grows, and how
-    the allocator would serve all of them. Recordings that do not name their sizes are given as
-    FILE@batch=2. Directories are of all ranks of a run: the answer is of the rank that needs most.
-    Needs neither torch nor a device.
+    From recordings at two small sizes or more, estimates the peak at others: each request grows by
+    the law that passes through the recordings, and the allocator is simulated. Recordings that do
+    not name their sizes are given as FILE@batch=2. Needs neither torch nor a device. The answer
+    ends with the command of the dry run that verifies it.
 
     The exit code is 0 if the run fits or the memory of the device is unknown, 4 if it does not fit,
-    and 3 if the bounds do not decide. It is 1 if a recording cannot be read.
+    and 3 if the estimate is too near to the memory of the device. It is 1 if a recording cannot be
+    read.
     """
     for_dry_run = dry_run_options.given(options)
     if devices is not None:
         from pytracer.commands.fit_on import fit_on  # not needed for recordings
 
-        if settings or scale or device is not None or plot_path is not None:
-            raise click.UsageError("--set, --scale, --device and --plot are for recordings")
+        if device is not None or plot_path is not None:
+            raise click.UsageError("--device and --plot are for recordings")
         if device_memory_bytes is not None:
             for_dry_run["device_memory_bytes"] = device_memory_bytes
         context.exit(fit_on(devices, paths, at or {}, largest, json_output, **for_dry_run))
@@ -110,8 +98,6 @@ def command(
             *paths,
             at=at,
             device_memory_bytes=device_memory_bytes,
-            settings=settings,
-            scale=scale,
             device=device,
             on_progress=lambda text: status.update(printable(text)),
         )

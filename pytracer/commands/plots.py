@@ -8,7 +8,7 @@ from typing import Any
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Comparison, Setting
 from pytracer.experiments.conclusions import wrapped_name
-from pytracer.fitting.results import OWN, Fit
+from pytracer.fitting.results import Fit
 from pytracer.text import size
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -58,7 +58,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def plot_range(found: Fit, path: Path) -> None:
-    """Draw the peaks of the sizes, under each setting, and the memory that the allocator can get.
+    """Draw the estimated peaks of the sizes, and the memory that the allocator can get.
 
     Raises:
         ConfigError: Not one size has several values.
@@ -72,18 +72,12 @@ def plot_range(found: Fit, path: Path) -> None:
 
     def draw(axes: Any) -> None:
         unit, unit_bytes = _unit_of(max(row.peak.reserved_bytes for row in rows))
-        for settings in dict.fromkeys(row.settings for row in rows):
-            own = [row for row in rows if row.settings == settings]
-            for kind, colour in _COLOURS.items() if settings == OWN else [("reserved", None)]:
-                axes.plot(
-                    [row.sizes[name] for row in own],
-                    [getattr(row.peak, f"{kind}_bytes") / unit_bytes for row in own],
-                    color=colour,
-                    label=kind if settings == OWN else f"{kind}, {settings}",
-                )
-        if found.device_memory_bytes is not None:
-            room_bytes = found.device_memory_bytes - found.outside_bytes
-            axes.axhline(room_bytes / unit_bytes, label=f"limit: {size(room_bytes)}", **_LIMIT)
+        for kind, colour in _COLOURS.items():
+            peaks = [getattr(row.peak, f"{kind}_bytes") / unit_bytes for row in rows]
+            axes.plot([row.sizes[name] for row in rows], peaks, color=colour, label=kind)
+        if found.room_bytes is not None:
+            limit = found.room_bytes / unit_bytes
+            axes.axhline(limit, label=f"limit: {size(found.room_bytes)}", **_LIMIT)
         axes.set(xlabel=name, ylabel=unit)
         axes.legend(fontsize=8)
 

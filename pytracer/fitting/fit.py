@@ -1,150 +1,253 @@
-"""Will the next run fit? The peaks of a program at other sizes of its data, from recordings."""
+"""Will the next run fit? An estimate of the peak at other sizes of the data, from recordings."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from pytracer.analysis.answer import Answer
+from pytracer.analysis.frame_text import is_users
 from pytracer.analysis.requests import extract_recording
-from pytracer.errors import ConfigError
-from pytracer.fitting.alignment import StackNames, common_steps, recorded
-from pytracer.fitting.allocators import Allocator, device_of
-from pytracer.fitting.certainty import bounds_of, checked_files, kind_of
-from pytracer.fitting.lines import grown
-from pytracer.fitting.one_file import shown_by
-from pytracer.fitting.prediction import Program
-from pytracer.fitting.results import OWN, CheckedFile, Fit, answer_of, notes_of
-from pytracer.fitting.scaling import Scale, factors_of, scale_notes
+from pytracer.errors import ConfigError, PytracerError
+from pytracer.fitting.program import Peak, Program, Recorded, recorded
+from pytracer.fitting.results import (
+    DOES_NOT_FIT,
+    FITS,
+    NO_DEVICE,
+    UNKNOWN,
+    Fit,
+    Prediction,
+    answer_of,
+)
 from pytracer.fitting.sizes import (
     Sizes,
-    processes_of,
+    are_independent,
+    parsed_file,
     sizes_of,
+    sizes_text,
     targets_of,
-    unlike_sizes,
     variables_of,
 )
 from pytracer.reading.reader import load
-from pytracer.simulator.simulate import version_note
-from pytracer.variables import merge_settings
+from pytracer.rehearsal.models import MODELS
+from pytracer.simulator.simulate import limits_of, version_note
+from pytracer.text import number, printable
+
+_MARGIN, _FAR = 0.05, 4
+"""The error that is assumed, and twice as much beyond this many times the largest recorded data.
+
+Known errors count twice, because they grow with the distance from the recordings.
+"""
+
+_LEAST_SHARE = 0.01  # an error, or uncertain requests, below this share need no note
+
+_SAME_MEMORY = 0.02  # drivers differ by about 1 % in the memory that they report
+
+_MOST_VALUE = 2**30
 
 
 def fit(
     *paths: str | os.PathLike[str],
     at: Mapping[str, int | Sequence[int]],
     device_memory_bytes: int | None = None,
-    settings: Sequence[str] = (),
-    scale: Scale | None = None,
     device: int | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Fit:
-    """Predict the memory of a program at other sizes of its data.
+    """Estimate the memory of a program at other sizes of its data.
 
     Args:
         paths: Recordings of the program at different small sizes, each from the beginning. Their
             sizes are in their metadata, `Tracer(metadata={"batch": 2})`, or in their names, as in
-            "snapshot.pickle@batch=2". Directories that have one recording of each rank are of all
-            ranks; the prediction is that of the rank which needs most.
+            "snapshot.pickle@batch=2".
         at: The sizes to predict, as in {"batch": 16, "length": [1024, 4096]}. Of several, the last
             is the target.
         device_memory_bytes: The memory of the device; None: that of the recorded device.
-        settings: Changes of the recording's settings, as in "expandable_segments:True", which are
-            simulated next to the recording's own.
-        scale: Factors of categories for an estimate of a changed program: {"optimizer_state": 0.25}
-            for 8-bit states of Adam, {"parameter": 1 / 8, "gradient": 1 / 8} for shards of 8 ranks,
-            0 for what is left out.
         device: The device's index in the files; None: the accelerator with most events.
         on_progress: Called with what is being done.
 
     Returns:
-        The prediction; its `answer` is what `pytracer fit` prints.
+        The estimate; its `answer` is what `pytracer fit` prints.
 
     Raises:
-        ConfigError: A size or a setting is malformed or missing.
+        ConfigError: A size is malformed or missing.
         PytracerError: A recording is not complete, the recordings are of different programs, or
             they do not show how the program grows with a variable.
     """
     targets = targets_of(at)
     if device_memory_bytes is not None and device_memory_bytes <= 0:
         raise ConfigError(f"device_memory_bytes={device_memory_bytes}: give more than 0, or None")
-    if isinstance(settings, str) or not all(change.strip() for change in settings):
-        raise ConfigError(f"settings={settings!r}: give a list of settings such as NAME:VALUE")
-    if not paths:
+    named = [parsed_file(os.fspath(path)) for path in paths]
+    if not named:
         raise ConfigError("give at least one recording")
-    scale = dict(scale or {})
-    processes = processes_of([os.fspath(path) for path in paths])
-    fits = {}
-    for who, named in processes.items():
-        read = []
-        for path, _ in named:
-            on_progress(f"Reading {path}")
-            snapshot = load(path)
-            read.append((snapshot, extract_recording(snapshot, device)))
-        sizes = sizes_of(read, [given for _, given in named], [*targets[0]])
-        on_progress("Matching and simulating the requests")
-        names = StackNames()
-        files = common_steps([recorded(*each, names) for each in read])
-        parts, estimates = shown_by(files, sizes, targets)
-        variables = variables_of({name: part.sizes for name, part in parts.items()}, targets)
-        program = Program([*parts.values()], variables)
-        program.check_growth()
-        checked = checked_files(files, [*parts.values()], program)
-        if scale:
-            program = program.scaled(factors_of(program.base, scale))
-        estimates += scale_notes(scale)
-        fits[who] = _fit(program, checked, targets, settings, device_memory_bytes, estimates)
-    peaks = {who: each.target.peak for who, each in fits.items()}
-    worst = max(peaks, key=lambda who: (fits[who].target.fits is False, peaks[who].reserved_bytes))
-    found = replace(fits[worst], process=worst, processes=peaks)
+    files: list[Recorded] = []
+    numbers: dict[tuple[object, ...], int] = {}
+    for path, given in named:
+        if sum(path == other for other, _ in named) > 1:
+            raise ConfigError(f"{path} is given twice: give recordings at different sizes")
+        on_progress(f"Reading {path}")
+        snapshot = load(path)
+        sizes = sizes_of(snapshot, given, [*targets[0]])
+        files.append(recorded(snapshot, extract_recording(snapshot, device), sizes, numbers))
+    on_progress("Matching and simulating the requests")
+    variables = variables_of([sizes for file in files for sizes in file.sizes], targets)
+    program = Program(files, variables)
+    _check_growth(program)
+    pairs = [(each.peak(), program.peak(each.sizes[0])) for each in files if not each.varies]
+    off = max((_error(*pair) for pair in pairs), default=0.0)
+    check_error = _check_error(files, variables)
+    most = {name: max(each[name] for each in program.points) for name in variables}
+    times = float(np.prod([max(targets[-1][name] / most[name], 1) for name in most]))
+    margin = max(_MARGIN, 2 * off, 2 * (check_error or 0)) * (2 if times > _FAR else 1)
+    notes = [*_notes(program, targets[-1], off, times), version_note(program.base.recording)]
+    found = _estimated(program, targets, device_memory_bytes, margin)
+    found = replace(found, check_error=check_error, notes=[*filter(None, notes)])
     return replace(found, answer=answer_of(found))
 
 
-def _fit(
-    program: Program,
-    checked: Sequence[CheckedFile],
-    targets: Sequence[Sizes],
-    settings: Sequence[str],
-    memory_bytes: int | None,
-    estimates: Sequence[str],
+def _check_growth(program: Program) -> None:
+    """Check that larger sizes request more memory.
+
+    Raises:
+        PytracerError: They do not: the recordings have other sizes than those given.
+    """
+    for name in program.variables:
+        sizes = max(program.points, key=lambda each: each[name])
+        doubled = program.size_bytes({**sizes, name: 2 * sizes[name]})
+        if doubled.sum() <= program.size_bytes(sizes).sum():
+            raise PytracerError(
+                f"the recordings with more {name} request no more memory: check their sizes, "
+                + "; ".join(map(sizes_text, program.points))
+            )
+
+
+def _check_error(files: Sequence[Recorded], variables: Sequence[str]) -> float | None:
+    """Return the error of an estimate of the largest recording from the others, if they do."""
+    for file in sorted(files, key=lambda file: -file.peak().allocated_bytes):
+        others = [other for other in files if other is not file]
+        sizes = [each for other in others for each in other.sizes]
+        if variables and sizes and not file.varies and are_independent(sizes, variables):
+            return _error(file.peak(), Program(others, variables).peak(file.sizes[0]))
+    return None
+
+
+def _error(recorded: Peak, estimated: Peak) -> float:
+    """Return the larger error of the two peaks, as a share."""
+    return max(
+        abs(estimated.allocated_bytes / max(recorded.allocated_bytes, 1) - 1),
+        abs(estimated.reserved_bytes / max(recorded.reserved_bytes, 1) - 1),
+    )
+
+
+def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterator[str]:
+    """Yield what makes an estimate uncertain, in sentences.
+
+    Args:
+        off: The largest error of a peak at a recorded size, as a share.
+        times: How many times the largest recorded data the target's are.
+    """
+    sizes = program.size_bytes(target)
+    if times > _FAR:
+        yield (
+            f"The data are {times:.3g} times the largest recorded: requests may begin, or be "
+            "rounded, in another way there. Record larger sizes."
+        )
+    for chosen, text in (
+        (program.missing, "Not all recordings have {}: how they grow is uncertain."),
+        (program.near, "No simple law describes {}: they depend on values, or are padded."),
+    ):
+        if sizes[chosen].sum() >= _LEAST_SHARE * sizes.sum():
+            yield text.format(number(int(chosen.sum()), "request"))
+    if off >= _LEAST_SHARE:
+        yield f"The estimate for a recorded size misses its peak by {100 * off:.1f} %."
+
+
+def _estimated(
+    program: Program, targets: Sequence[Sizes], memory_bytes: int | None, margin: float
 ) -> Fit:
-    recording = program.base.recording
-    device = device_of(program.base, memory_bytes)
-    own = Allocator(program, device, OWN, recording.settings)
-    allocators = [own] + [
-        Allocator(program, device, change, merge_settings(recording.settings, change))
-        for change in settings
-    ]
-    predictions = [each.predicted(sizes) for each in allocators for sizes in targets]
-    target = predictions[len(targets) - 1]
-    least, most = bounds_of(program, own.rules, target, checked)
-    unlike = unlike_sizes(program.recorded_sizes, program.variables, target.sizes)
-    devices = {each.name: each.smallest_device(target.sizes) for each in allocators}
-    limited = allocators if device.limits is not None else []
-    variables = program.variables
-    categories, lines = grown(program, target.sizes, own.rules)
-    note = version_note(recording)
+    base, target = program.base, targets[-1]
+    memory_bytes, room_bytes = _room_of(base, memory_bytes)
+
+    def runs(sizes: Sizes, share: float) -> bool:
+        limits = limits_of(base.recording, round((room_bytes or 0) * share))
+        return program.simulate(sizes, limits).ooms == 0
+
+    def fits(sizes: Sizes) -> bool | None:
+        if room_bytes is None:
+            return None
+        return runs(sizes, 1 / (1 + margin)) or (None if runs(sizes, 1 + margin) else False)
+
+    def largest(name: str) -> int | None:
+        def is_too_large(value: int) -> bool:
+            return not runs({**target, name: value}, 1 / (1 + margin))
+
+        high = target[name]
+        while not is_too_large(high):
+            if high >= _MOST_VALUE:
+                return None
+            high *= 2
+        return bisect_left(range(1, high), True, key=is_too_large)
+
+    def grows_by(name: str) -> int:
+        step = max(target[name] // 8, 1)  # one more would show how the allocator rounds
+        more = program.peak({**target, name: target[name] + step}).allocated_bytes
+        return (more - program.peak(target).allocated_bytes) // step
+
+    predictions = [Prediction(sizes, program.peak(sizes), fits(sizes)) for sizes in targets]
+    kind = {True: FITS, False: DOES_NOT_FIT, None: UNKNOWN}[predictions[-1].fits]
     return Fit(
-        kind=kind_of(device.room_bytes, target, least, most),
-        device=recording.name,
-        torch_version=recording.torch_version,
-        device_memory_bytes=device.memory_bytes,
-        outside_bytes=device.outside_bytes,
-        requests=len(recording.requests),
-        target=target,
-        least=least,
-        most=most,
-        is_exact=least == most and not (program.has_bounds or unlike or estimates),
-        smallest_device_bytes={name: size for name, size in devices.items() if size is not None},
-        largest=[each.largest(target.sizes, name) for each in limited for name in variables],
-        categories=categories,
-        lines=lines,
+        kind=NO_DEVICE if room_bytes is None else kind,
+        device=base.recording.name,
+        device_memory_bytes=memory_bytes,
+        room_bytes=room_bytes,
+        target=predictions[-1],
         predictions=predictions,
-        files=[*checked],
-        is_estimate=bool(estimates),
-        unchecked=len(program.unchecked),
-        unseen=len(program.unseen),
-        varying=len(program.varying),
-        notes=[*estimates, *notes_of(program, checked), *unlike, *([note] if note else [])],
-        process="",
-        processes={},
+        recorded=program.points,
+        margin=margin,
+        check_error=None,
+        largest={name: largest(name) for name in program.variables} if room_bytes else {},
+        more_bytes={name: grows_by(name) for name in program.variables},
+        notes=[],
+        command=_command(base, target, memory_bytes),
         answer=Answer("unknown", "", "", []),
     )
+
+
+def _room_of(base: Recorded, memory_bytes: int | None) -> tuple[int | None, int | None]:
+    """Return the memory of a device, by default the recorded one, and what the allocator can get.
+
+    Other processes and the driver take as much as in the recording.
+    """
+    recording = base.recording
+    total_bytes = base.snapshot.metadata.device(recording.device).total_bytes
+    memory_bytes = room_bytes = memory_bytes or total_bytes
+    if room_bytes is not None and total_bytes and recording.limit_bytes is not None:
+        if recording.fraction_bytes is not None:
+            room_bytes = round(recording.fraction_bytes / total_bytes * room_bytes)
+        else:
+            room_bytes = max(room_bytes - max(total_bytes - recording.limit_bytes, 0), 0)
+    return memory_bytes, room_bytes
+
+
+def _command(base: Recorded, target: Sizes, memory_bytes: int | None) -> str:
+    """Return the command of a dry run of the recorded script, on a device with this memory."""
+    stacks = [base.snapshot.stacks.frames(each) for each in np.unique(base.recording.trace.stack)]
+    # A launcher may run the script, so the innermost module of a stack is asked for.
+    scripts = (
+        shlex.quote(printable(frame.filename))
+        for frames in stacks
+        for frame in frames
+        if frame.name == "<module>" and frame.filename.endswith(".py") and is_users(frame)
+    )
+    near = [
+        name
+        for name, model in MODELS.items()
+        if memory_bytes and abs(model.memory_bytes / memory_bytes - 1) < _SAME_MEMORY
+        if model.backend == base.recording.backend
+    ]
+    at = shlex.quote(",".join(f"{name}={value}" for name, value in target.items()))
+    options = " ".join(f"--{name} {{{name}}}" for name in target)
+    on, script = next(iter(near), "DEVICE"), next(scripts, "PROGRAM")
+    return f"pytracer fit --on {on} --at {at} -- {script} {options}"

@@ -1,4 +1,4 @@
-"""Compare predictions with the same programs at the sizes that were predicted."""
+"""Compare estimates with the same programs at the sizes that were estimated."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,6 @@ import simulated
 
 import pytracer
 from pytracer.fitting import Fit
-from pytracer.fitting.prediction import Peak
 
 PROGRAM = Path(__file__).parent / "fit_programs.py"
 RECORDED = [(2, 64), (4, 64), (4, 192)]
@@ -57,34 +56,22 @@ def recorded(
     return name, recordings(tmp_path_factory.mktemp(name), backend, name)
 
 
-def peaks(found: Fit) -> dict[str, list[int]]:
-    def pair(peak: Peak | None) -> list[int]:
-        assert peak is not None
-        return [peak.allocated_bytes, peak.reserved_bytes]
-
-    return {"first": pair(found.target.first), "steady": pair(found.target.steady)}
-
-
-def assert_bounds_hold(found: Fit, truth: dict[str, Any]) -> None:
+def assert_near(found: Fit, truth: dict[str, Any], error: float) -> None:
+    """Check that the estimated peaks are those of a program, up to a share."""
     for i, name in enumerate(("allocated_bytes", "reserved_bytes")):
         peak = max(truth["first"][i], truth["steady"][i])
-        assert getattr(found.least, name) <= peak <= getattr(found.most, name), found.target.sizes
+        assert getattr(found.target.peak, name) == pytest.approx(peak, rel=error), found.target
 
 
 @pytest.mark.slow
-def test_predictions_are_the_peaks_of_the_program(
+def test_estimates_are_the_peaks_of_the_program(
     backend: str, recorded: tuple[str, list[Path]], tmp_path: Path
 ) -> None:
     name, paths = recorded
     for batch, length in TARGETS[:1] if name == SHORT else TARGETS:
         found = pytracer.fit(*paths, at={"batch": batch, "length": length})
         truth = run(tmp_path, backend, name, f"batch={batch},length={length}")
-        assert peaks(found) == truth
-        assert_bounds_hold(found, truth)
-        # CUDA's reductions take buffers from some size on, and up to some size, and torch 2.15 a
-        # workspace for each image.
-        assert found.is_exact or name in ("convolutions", "reinforcement")
-        assert not any(file.unmatched for file in found.files)
+        assert_near(found, truth, 0.03 if name in ("convolutions", "reinforcement") else 0)
 
 
 @pytest.mark.long
@@ -95,34 +82,29 @@ def test_one_recording_whose_lengths_vary(backend: str, name: str, tmp_path: Pat
     for length in (192, 256):
         found = pytracer.fit(path, at={"batch": 4, "length": length})
         truth = run(tmp_path, backend, name, f"batch=4,length={length}")
-        assert peaks(found) == truth
-        assert found.is_exact
+        assert_near(found, truth, 0.06)
 
 
 @pytest.mark.slow
-def test_the_largest_batch_runs_and_the_next_does_not(
+def test_the_largest_batch_runs_and_a_larger_one_does_not(
     backend: str, recorded: tuple[str, list[Path]], tmp_path: Path
 ) -> None:
     name, paths = recorded
     found = pytracer.fit(
         *paths, at={"batch": 8, "length": 128}, device_memory_bytes=CAPACITY_MIB << 20
     )
-    largest = next(each for each in found.largest if each.variable == "batch")
-    assert largest.value is not None
-    assert largest.failed is not None
-    for batch, ran_out in ((largest.value, False), (largest.value + 1, True)):
+    largest = found.largest["batch"]
+    assert largest
+    for batch, ran_out in ((largest, False), (round(largest * 1.2) + 1, True)):
         sizes = f"batch={batch},length=128"
         done = run(tmp_path, backend, name, sizes, SIMULATED_CAPACITY_MB=str(CAPACITY_MIB))
         assert ("failed" in done) == ran_out, done
 
 
 @pytest.mark.long
-def test_bounds_hold_for_requests_that_depend_on_values(backend: str, tmp_path: Path) -> None:
+def test_requests_that_depend_on_values(backend: str, tmp_path: Path) -> None:
     paths = recordings(tmp_path, backend, "experts")
     for batch, length in TARGETS:
         found = pytracer.fit(*paths, at={"batch": batch, "length": length})
         truth = run(tmp_path, backend, "experts", f"batch={batch},length={length}")
-        assert not found.is_exact
-        assert found.varying > 0
-        assert "fit_programs.py" in found.notes[0]
-        assert_bounds_hold(found, truth)
+        assert_near(found, truth, 0.3)

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 # Three chains, from top to bottom: a folder may import those below it in its chains.
 RECORDING = (
     "commands",
-    "rehearsal",
     "fitting",
+    "rehearsal",
     "recommendation",
     "experiments",
     "activation",
@@ -33,8 +33,8 @@ RECORDING = (
 )
 READING = (
     "commands",
-    "rehearsal",
     "fitting",
+    "rehearsal",
     "recommendation",
     "experiments",
     "fleet",

@@ -39,12 +39,13 @@ def test_a_forked_child_gets_an_error():
 
 # Settings of the environment.
 
-IMPORT = "import simulated"
-CHILD = """
+IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import simulated"
+CHILD = (
+    f"{IMPORT}\n"
+    """
 import importlib.util, json, os, sys
 import torch
 backend = "npu" if importlib.util.find_spec("torch_npu") else "cuda"
-import simulated
 api = getattr(torch, backend)
 values = torch.arange(1000, dtype=torch.float32).to(backend)
 event = api.Event()
@@ -61,6 +62,7 @@ print(json.dumps({
     "round_trip": values.cpu().sum().item(),
 }))
 """
+)
 
 
 def run_child(**environment):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from pytracer.analysis.block_categories import BlockCategories, block_categories
+from pytracer.analysis.blocks import sum_by_group
 from pytracer.analysis.call_sites import call_sites, frame_at
-from pytracer.analysis.held_memory import sum_by_group
 from pytracer.analysis.requests import block_order
 from pytracer.fitting.alignment import Recorded
 from pytracer.fitting.prediction import Program

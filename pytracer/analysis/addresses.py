@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.call_sites import CallChains
+from pytracer.analysis.blocks import blocks_of
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
-from pytracer.analysis.held_memory import blocks_at_end
 from pytracer.analysis.usage import time_of
 from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.reading.steps import step_at
@@ -71,9 +70,9 @@ def blocks_at(
 
 def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
     snapshot, history = data.snapshot, data.history
-    lives = history.blocks if history.is_known else blocks_at_end(data)
+    lives = blocks_of(data).lives
     begin, size, stack = lives.address, lives.size_bytes, lives.stack
-    chains = CallChains(snapshot.stacks)
+    chains = data.chains
     found = []
     for row in np.flatnonzero((begin <= address) & (address < begin + size)).tolist():
         ends = [

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pytracer.analysis.block_categories import has_categories
-from pytracer.analysis.held_memory import HeldMemory
-from pytracer.analysis.life_rules import UNKNOWN
+from pytracer.analysis.blocks import Blocks, Sum
+from pytracer.analysis.life_rules import UNKNOWN, Rule
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Modules:
     at_peak: list[ModuleUsage] | None
 
 
-def categories(at_end: HeldMemory, at_peak: HeldMemory | None) -> Categories | None:
+def categories(at_end: Blocks, at_peak: Blocks | None) -> Categories | None:
     """Return what the memory of a device was for; None if the file does not have the owners.
 
     It does not have the owners of pinned host memory.
@@ -109,31 +109,47 @@ def categories(at_end: HeldMemory, at_peak: HeldMemory | None) -> Categories | N
     return Categories(categories_of(at_end), None if at_peak is None else categories_of(at_peak))
 
 
-def categories_of(held: HeldMemory) -> list[CategoryUsage]:
+def categories_of(held: Blocks) -> list[CategoryUsage]:
     """Return what the blocks were for, the largest category first."""
-    owners = sorted(
-        (found for found in held.group("category", "owner") if found.key[1] is not None),
-        key=lambda found: (-found.size_bytes, found.key[1]),
-    )
+    owners = owners_of(held)
+    is_forward = held.is_in("kind", Rule.FROM_FORWARD.value)
     return [
         CategoryUsage(
             category,
             *found.sizes,
-            forward_bytes=held.forward_bytes if category == UNKNOWN else 0,
-            owners=[Owner(each.key[1], *each.sizes) for each in owners if each.key[0] == category],
+            forward_bytes=held.bytes_where(is_forward) if category == UNKNOWN else 0,
+            owners=[
+                Owner(one.key[1], *one.sizes)
+                for one in owners
+                if one.key[0] == category and one.key[1] is not None
+            ],
         )
         for found in held.group("category")
         for category in found.key
     ]
 
 
-def modules(at_end: HeldMemory, at_peak: HeldMemory | None) -> Modules | None:
+def owners_of(held: Blocks) -> list[Sum]:
+    """Return the blocks by category and owner; of equal bytes in the order of both.
+
+    The category that has most bytes is the first one. Blocks without an owner come last.
+    """
+    order = [category for found in held.group("category") for category in found.key]
+
+    def place(found: Sum) -> tuple[int, int, bool, str]:
+        category, owner = found.key
+        return -found.size_bytes, order.index(category), owner is None, owner or ""
+
+    return sorted(held.group("category", "owner"), key=place)
+
+
+def modules(at_end: Blocks, at_peak: Blocks | None) -> Modules | None:
     """Return which modules a device's memory belonged to; None if no module was a phase."""
     if not at_end.data.snapshot.metadata.module_phases.names:
         return None
     return Modules(module_usages(at_end), None if at_peak is None else module_usages(at_peak))
 
 
-def module_usages(held: HeldMemory) -> list[ModuleUsage]:
+def module_usages(held: Blocks) -> list[ModuleUsage]:
     """Return which modules the blocks belonged to, the largest first."""
     return [ModuleUsage(found.key[0], *found.sizes) for found in held.group("module")]

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from pytracer.analysis.block_categories import BlockCategories, block_categories, rows_at_end
+from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
 from pytracer.analysis.stack_places import StackPlaces, stack_places
 from pytracer.analysis.usage_of_trace import sum_trace
@@ -51,6 +52,11 @@ class DeviceData:
     def stack_places(self) -> StackPlaces:
         """Where in a training each stack is."""
         return stack_places(self.snapshot)
+
+    @cached_property
+    def chains(self) -> CallChains:
+        """The call site of each stack, and its callers."""
+        return CallChains(self.snapshot.stacks)
 
     @cached_property
     def block_categories(self) -> BlockCategories | None:

@@ -15,11 +15,10 @@ from pytracer.analysis.advice import (
 )
 from pytracer.analysis.alike_rows import AlikeModules, AlikeSteps, alike_modules, alike_steps
 from pytracer.analysis.block_categories import has_categories
-from pytracer.analysis.call_sites import texts_matching
+from pytracer.analysis.blocks import Blocks, held_at
 from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
 from pytracer.analysis.free_segments import fits_without
-from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.holder_names import is_garbage
 from pytracer.analysis.holders import (
     Holder,
@@ -198,7 +197,7 @@ def explain_device(
     if oom is not None:
         moment, entry = "oom", oom.event + 1 if history.is_replayed else None
         trials = None if try_settings is None else try_settings(data)
-    held = held_memory(data, entry)
+    held = held_at(data, entry)
     keepers = keepers_of(held)
     categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None:
@@ -259,8 +258,8 @@ def explain_device(
         ooms=len(ooms),
         verdicts=found,
         held_at="end" if entry is None else moment,
-        held_bytes=held.active_bytes,
-        held_before_bytes=held.bytes_older_than(ooms[-2].event)
+        held_bytes=int(held["size_bytes"].sum()),
+        held_before_bytes=held.bytes_where(held["alloc_event"] < ooms[-2].event)
         if len(ooms) > 1 and entry is not None
         else None,
         holders=holders,
@@ -317,7 +316,7 @@ def _limit(data: DeviceData) -> int | None:
     return None if limit is None or limit < most else limit
 
 
-def _modules(held: HeldMemory) -> list[AlikeModules]:
+def _modules(held: Blocks) -> list[AlikeModules]:
     if not held.data.snapshot.metadata.module_phases.names:
         return []
     usages = module_usages(held)
@@ -355,7 +354,7 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
 def _surroundings(
     data: DeviceData,
     oom: OutOfMemory,
-    held: HeldMemory,
+    held: Blocks,
     categories: list[CategoryUsage],
     keepers: list[Keeper],
 ) -> Surroundings:
@@ -385,16 +384,16 @@ def _surroundings(
 
 
 def _would_fit_without(
-    oom: OutOfMemory, held: HeldMemory, is_holder: Callable[[str], bool]
+    oom: OutOfMemory, held: Blocks, is_holder: Callable[[str], bool]
 ) -> bool | None:
     """Return whether the request would have fitted without what these objects keep."""
-    is_kept = texts_matching(is_holder, held.data.snapshot.strings, held.unusual_holder)
+    is_kept = held.are("unusual_holder", is_holder)
     if not is_kept.any() or oom.own_pool_free_bytes is None:
         return None
     return fits_without(
         held.data,
         oom.event,
-        held.column("address")[is_kept],
+        held["address"][is_kept],
         is_at_end=oom.is_at_end,
         segment_bytes=oom.segment_bytes,
         available_bytes=oom.available_bytes,

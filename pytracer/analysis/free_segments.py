@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pytracer.analysis.allocator_rules import SMALL_BYTES
-from pytracer.analysis.call_sites import CallChains
+from pytracer.analysis.blocks import sum_by_group
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import sum_by_group
 from pytracer.analysis.layout import Segment, largest_pieces, layout_at, layout_at_end
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Column, Frame, Trace
@@ -81,9 +80,7 @@ def own_pool(trace: Trace, event: int, free_of: dict[Segment, Free]) -> dict[Seg
     }
 
 
-def other_pool(
-    data: DeviceData, event: int, free_of: dict[Segment, Free], chains: CallChains
-) -> FreePool | None:
+def other_pool(data: DeviceData, event: int, free_of: dict[Segment, Free]) -> FreePool | None:
     """Return the pool with most free segments of those that the request of an event cannot use."""
     others: dict[int, int] = defaultdict(int)
     for segment, part in free_of.items():
@@ -98,7 +95,7 @@ def other_pool(
     return FreePool(
         name=f"({high}, {low})",
         segment_bytes=others[pool],
-        call_site=chains.site(int(blocks.stack[rows[blocks.size_bytes[rows].argmax()]]))
+        call_site=data.chains.site(int(blocks.stack[rows[blocks.size_bytes[rows].argmax()]]))
         if len(rows)
         else None,
     )

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pytracer.analysis.block_categories import has_categories
-from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
+from pytracer.analysis.blocks import KEYS, Blocks, Coded, held_at, numbered
+from pytracer.analysis.call_sites import frame_at
+from pytracer.analysis.categories import owners_of
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
-from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, held_memory, total_of
 from pytracer.analysis.holder_names import has_holders
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
-from pytracer.reading.snapshot import Frame, Snapshot, Stacks
+from pytracer.reading.snapshot import Frame, Snapshot
 
 
 @dataclass(frozen=True)
@@ -115,82 +116,50 @@ def who_holds(
 
 
 def _held(data: DeviceData, moment: Moment, *, by: str, depth: int) -> Held:
-    groups = groups_at(data, moment, by, depth)
+    """Return who holds the memory of a device, as by `who_holds`.
+
+    Raises:
+        PytracerError: The file lacks what `by` needs: the trace, or the owners or holders of
+            blocks.
+    """
+    path, blocks = data.snapshot.path, held_at(data, moment.entry)
+    if by in ("category", "owner") and not has_categories(data.snapshot):
+        raise PytracerError(f"{path} has no owners of blocks, so no {by}")
+    if by == "holder" and not has_holders(data.snapshot) and not blocks["released"].any():
+        raise PytracerError(
+            f"{path} has no holders of blocks: it does not say which Python objects keep memory"
+        )
+    if by in ("phase", "step", "age") and blocks.entry is None:
+        raise PytracerError(f"{path} has only the state at the end, without {by}s")
+    names: tuple[str, ...] = (by,)
+    if by in ("line", "caller", "stack"):
+        names, sums = ("frames",), blocks.sums(_frames(blocks, by, depth))
+    elif by == "owner":
+        names, sums = ("category", "owner"), owners_of(blocks)
+    else:
+        sums = blocks.group(by)
     return Held(
-        path=data.snapshot.path,
+        path=path,
         device=data.device,
         name=data.snapshot.device_name(data.device),
         moment=moment,
         is_exact=moment.entry is None or data.history.uncertain_at(moment.entry) == 0,
         by=by,
-        active_bytes=sum(group.size_bytes for group in groups),
-        groups=groups,
+        active_bytes=sum(blocks["size_bytes"].tolist()),
+        groups=[Group(*one.sizes, **dict(zip(names, one.key, strict=True))) for one in sums],
     )
 
 
-def groups_at(data: DeviceData, moment: Moment, by: str, depth: int) -> list[Group]:
-    """Return the blocks that are active at a moment, grouped as by `who_holds`.
-
-    Raises:
-        PytracerError: The file lacks what the key needs: the trace, or the owners or holders
-            of blocks.
-    """
-    path, held = data.snapshot.path, held_memory(data, moment.entry)
-    if by in ("category", "owner") and not has_categories(data.snapshot):
-        raise PytracerError(f"{path} has no owners of blocks, so no {by}")
-    if by == "holder" and not has_holders(data.snapshot) and len(held.keeper[0]) == 1:
-        raise PytracerError(
-            f"{path} has no holders of blocks: it does not say which Python objects keep memory"
-        )
-    if by in ("phase", "step", "age") and held.entry is None:
-        raise PytracerError(f"{path} has only the state at the end, without {by}s")
-    if by in ("line", "caller", "stack"):
-        return _by_frames(held, by, depth)
-    if by == "owner":
-        return _by_owner(held)
-    return [Group(*found.sizes, **{by: found.key[0]}) for found in held.group(by)]
-
-
-def _by_owner(held: HeldMemory) -> list[Group]:
-    """Return the groups of owners; of equal bytes in the order of categories and names."""
-    order = [category for found in held.group("category") for category in found.key]
-
-    def place(found: Sum) -> tuple[int, int, bool, str]:
-        category, owner = found.key
-        return -found.size_bytes, order.index(category), owner is None, owner or ""
-
-    owners = sorted(held.group("category", "owner"), key=place)
-    return [Group(*one.sizes, category=one.key[0], owner=one.key[1]) for one in owners]
-
-
-def _by_frames(held: HeldMemory, by: str, depth: int) -> list[Group]:
-    """Return the groups of stacks that have the same frames, as far as `by` and `depth` tell."""
-    stacks, frames_of = held.stacks, _frames_of(held.stacks, by, depth)
-    parts: dict[tuple[int, ...], list[Sum]] = {}
-    for found in sorted(held.group("stack"), key=lambda found: found.key):
-        parts.setdefault(frames_of(*found.key), []).append(found)
-    groups = [
-        Group(
-            *total_of(key, found).sizes,
-            frames=[frame for index in key if (frame := frame_at(stacks, index)) is not None],
-        )
-        for key, found in parts.items()
-    ]
-    return sorted(groups, key=lambda group: -group.size_bytes)
-
-
-def _frames_of(stacks: Stacks, by: str, depth: int) -> Callable[[int], tuple[int, ...]]:
-    """Return a function from a stack to the indices of the frames that make its group."""
-    if by == "stack":
-        begin, frame = stacks.offsets.tolist(), stacks.frame
-        return lambda stack: tuple(frame[begin[stack] : begin[stack + 1]].tolist())
-    chains = CallChains(stacks)
-
-    def frames(stack: int) -> tuple[int, ...]:
-        site = int(chains.sites[stack])
-        if site == UNKNOWN:
-            return ()
-        callers = chains.callers(stack)
-        return tuple(callers[: depth + 1]) if by == "caller" else (site, *callers[:depth])
-
-    return frames
+def _frames(blocks: Blocks, by: str, depth: int) -> Coded:
+    """Return the frames that groups differ in, as far as `by` and `depth` tell."""
+    stacks, chains, is_caller = blocks.stacks, blocks.data.chains, by == "caller"
+    numbers: dict[tuple[int, ...], int] = {}
+    used, code = numbered(blocks["stack"])
+    for i, stack in enumerate(used.tolist()):
+        if by == "stack":
+            frames = stacks.frame[stacks.offsets[stack] : stacks.offsets[stack + 1]].tolist()
+        else:
+            frames = [int(chains.sites[stack]), *chains.callers(stack)][is_caller:][: depth + 1]
+        used[i] = numbers.setdefault(tuple(frames), len(numbers))
+    found = ([frame_at(stacks, index) for index in key] for key in numbers)
+    return Coded([[*filter(None, frames)] for frames in found], used[code])

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, SMALL_BYTES, UNIT_BYTES
-from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.free_segments import FreePool, free_segments, other_pool, own_pool
 from pytracer.analysis.history import History
@@ -126,7 +125,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
     events = np.flatnonzero(trace.action == OOM).tolist()
     if not events:
         return []
-    chains, is_known = CallChains(snapshot.stacks), history.is_replayed
+    chains, is_known = data.chains, history.is_replayed
     limit, is_one_pool = _limit(data), _is_one_pool(data)
     record = snapshot.metadata.oom_of(device)
     tried = 0 if record is None else record.requested_bytes or 0
@@ -173,7 +172,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 else max(
                     (part.largest for each, part in own.items() if each.stream == stream), default=0
                 ),
-                other_pool=None if free_of is None else other_pool(data, event, free_of, chains),
+                other_pool=None if free_of is None else other_pool(data, event, free_of),
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
                 fits_if_joined=None

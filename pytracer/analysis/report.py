@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.advice import TrySettings
+from pytracer.analysis.blocks import held_at
 from pytracer.analysis.categories import Categories, Modules, categories, modules
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device
-from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.holders import Site, sites_at, sites_of
 from pytracer.analysis.ooms import (
     OutOfMemory,
@@ -275,7 +275,7 @@ def report_device(
         reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
         fullest_sample = sample_at(data, int(reserved.argmax()))
     ooms = out_of_memories(data)
-    at_peak, at_end = held_memory(data, peak), held_memory(data, None)
+    at_peak, at_end = held_at(data, peak), held_at(data, None)
     replayed_peak = at_peak if history.is_replayed else None
     return DeviceReport(
         device=device,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.blocks import Blocks, held_at, sum_by_group
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import HeldMemory, held_memory, sum_by_group
 from pytracer.analysis.history import History
 from pytracer.reading.snapshot import ALLOC, GIVES_MEMORY, TAKES_MEMORY, Column, Trace
 
@@ -220,9 +220,9 @@ def phases(data: DeviceData, peak: int | None) -> list[Phase]:
     more: int | None = 0
     unsized: set[str | None] = set()
     if history.is_replayed and peak is not None:
-        held = held_memory(data, peak)
-        at_peak, unsized = _by_phase(held), {*_by_phase(held.unsized())}
-        at_end = _by_phase(held_memory(data, None))
+        held = held_at(data, peak)
+        at_peak, unsized = _by_phase(held), {*_by_phase(held.where(~held["is_sized"]))}
+        at_end = _by_phase(held_at(data, None))
         own = _own_peaks(trace, runs, history)
         more = history.uncertain_at(peak)
     names: list[int | None] = [*in_order]
@@ -249,7 +249,7 @@ def phases(data: DeviceData, peak: int | None) -> list[Phase]:
     return sorted(found, key=lambda phase: -(phase.at_peak_bytes or 0))
 
 
-def _by_phase(held: HeldMemory) -> dict[str | None, int]:
+def _by_phase(held: Blocks) -> dict[str | None, int]:
     """Return the active bytes by phase; None has the blocks older than the trace."""
     return {phase: found.size_bytes for found in held.group("phase") for phase in found.key}
 

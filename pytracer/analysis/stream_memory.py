@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
+from pytracer.analysis.blocks import blocks_of, held_at, sum_by_group
+from pytracer.analysis.call_sites import UNKNOWN, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.held_memory import sum_by_group
 from pytracer.analysis.layout import segments_at
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import ALLOC, Column, Frame
@@ -89,9 +89,7 @@ def idle_streams(data: DeviceData, entry: int) -> StreamMemory | None:
         return None
     trace, blocks = data.trace, data.history.blocks
     # A stream has these for ever once it has multiplied matrices.
-    is_workspace = np.zeros(len(blocks), bool)
-    if data.block_categories is not None:
-        is_workspace = data.block_categories.are(lambda category, _: category == "workspace")
+    is_workspace = blocks_of(data).is_in("category", "workspace")
     used = {*blocks.stream[blocks.are_active_at(entry) & ~is_workspace].tolist()}
     is_alloc = trace.action == ALLOC
     end = next((first for _, first in data.boundaries if first >= entry), len(trace))
@@ -112,8 +110,7 @@ def idle_streams(data: DeviceData, entry: int) -> StreamMemory | None:
     ):
         return None
     of_streams = np.flatnonzero(is_alloc & np.isin(trace.stream, list(streams)))
-    chains = CallChains(data.snapshot.stacks)
-    site = _main_site(chains, trace.stack[of_streams], trace.size_bytes[of_streams])
+    site = _main_site(data, trace.stack[of_streams], trace.size_bytes[of_streams])
     return StreamMemory("idle" if is_idle else "in turn", len(streams), cached, None, site, None)
 
 
@@ -139,7 +136,7 @@ def _used_at_once(data: DeviceData, are_chosen: Column) -> int:
 
 def _waiting(data: DeviceData) -> StreamMemory | None:
     """Return what waits for a stream when most bytes do."""
-    usage, blocks, trace = data.history.usage, data.history.blocks, data.trace
+    usage, trace = data.history.usage, data.trace
     # Each block waits from one of its two events to the other: what matters is allocated meanwhile.
     entries = np.flatnonzero(trace.action == ALLOC) + 1
     waits = usage.active_bytes[entries] - usage.allocated_bytes[entries]
@@ -147,31 +144,23 @@ def _waiting(data: DeviceData) -> StreamMemory | None:
     entry = int(entries[waits.argmax()]) if most else 0
     if most < max(_LEAST_BYTES, _LEAST_PART * int(usage.reserved_bytes[entry])):
         return None
-    is_waiting = blocks.are_active_at(entry) & (blocks.free_requested_event < entry)
-    rows = np.flatnonzero(is_waiting)
-    chains = CallChains(data.snapshot.stacks)
-    sizes, stack, freed = (
-        column[rows] for column in (blocks.size_bytes, blocks.stack, blocks.free_requested_event)
-    )
-    is_main = chains.sites[stack] == _main(chains, stack, sizes)
-    is_seen = is_main & (freed >= 0)
+    held = held_at(data, entry)
+    waiting = held.where(held["free_requested_event"] < entry)
+    main = next((one.key[0] for one in waiting.group("site")), UNKNOWN)
+    is_main = waiting.is_in("site", main) & (waiting["free_requested_event"] >= 0)
+    of_main = waiting.where(is_main)
     return StreamMemory(
         "waiting",
-        len(np.unique(blocks.stream[rows])),
+        len(waiting.group("stream")),
         most,
         step_at(data.boundaries, entry - 1),
-        _main_site(chains, stack, sizes),
-        _main_site(chains, trace.stack[freed[is_seen]], sizes[is_seen]),
+        frame_at(data.snapshot.stacks, main),
+        _main_site(data, trace.stack[of_main["free_requested_event"]], of_main["size_bytes"]),
     )
 
 
-def _main(chains: CallChains, stack: Column, size_bytes: Column) -> int:
-    """Return the number of the call site that has most bytes."""
-    if not len(stack):
-        return UNKNOWN
-    sites, site = np.unique(chains.sites[stack], return_inverse=True)
-    return int(sites[sum_by_group(site, size_bytes, len(sites)).argmax()])
-
-
-def _main_site(chains: CallChains, stack: Column, size_bytes: Column) -> Frame | None:
-    return frame_at(chains.stacks, _main(chains, stack, size_bytes))
+def _main_site(data: DeviceData, stack: Column, size_bytes: Column) -> Frame | None:
+    """Return the call site that has most bytes, of stacks with their bytes."""
+    sites, site = np.unique(data.chains.sites[stack], return_inverse=True)
+    sizes = sum_by_group(site, size_bytes, len(sites))
+    return frame_at(data.snapshot.stacks, int(sites[sizes.argmax()])) if len(stack) else None

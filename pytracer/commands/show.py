@@ -11,7 +11,7 @@ import click
 
 from pytracer.analysis.answer import Line
 from pytracer.analysis.answer_of_files import AnsweredFile
-from pytracer.analysis.held_memory import KEYS
+from pytracer.analysis.blocks import KEYS
 from pytracer.commands import shared_options as shared
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import find_files, in_parallel, print_errors

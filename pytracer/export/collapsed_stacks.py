@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from pytracer.analysis.blocks import Blocks, held_at
 from pytracer.analysis.device_data import DeviceData, device_data
-from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.moments import moment_of
 from pytracer.errors import PytracerError
 from pytracer.export.texts import stack_texts
@@ -42,7 +42,7 @@ def collapse_stacks(
     found = [_held(device_data(snapshot, device), at) for device in used_devices(snapshot)]
     if at == "oom" and found and not any(found):
         raise PytracerError(f"{snapshot.path} has no out-of-memory error: leave --at oom out")
-    holders = [held for held in found if held is not None and len(held.rows)]
+    holders = [held for held in found if held is not None and len(held)]
     texts = stack_texts(snapshot, _frame, ";", outermost_first=True)
     texts[0] = NO_STACK
     sizes: dict[str, int] = defaultdict(int)
@@ -61,13 +61,13 @@ def lines(stacks: Mapping[str, int]) -> Iterable[str]:
     return (f"{stack} {size_bytes}\n" for stack, size_bytes in sorted(stacks.items()) if size_bytes)
 
 
-def _held(data: DeviceData, at: At) -> HeldMemory | None:
+def _held(data: DeviceData, at: At) -> Blocks | None:
     """Return the memory of a device; None if it has no out-of-memory."""
     if at == "oom" and not (data.trace.action == OOM).any():
         return None
     # Nothing changed on a device without events while others have some.
     is_still = not has_events(data.trace) and any(map(has_events, data.snapshot.traces))
-    return held_memory(data, None if is_still else moment_of(data, at).entry)
+    return held_at(data, None if is_still else moment_of(data, at).entry)
 
 
 def _frame(filename: str, name: str, line: int) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.block_categories import has_categories
-from pytracer.analysis.call_sites import CallChains, frame_at
+from pytracer.analysis.blocks import Sum, held_at, total_of
+from pytracer.analysis.call_sites import frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
-from pytracer.analysis.held_memory import Sum, held_memory, total_of
-from pytracer.analysis.holders import by_site
 from pytracer.analysis.leaks.one_file import leaks_on_device
 from pytracer.analysis.leaks.results import DeviceLeaks
 from pytracer.analysis.ooms import is_oom_snapshot
@@ -148,15 +147,14 @@ def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
 
 
 def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
-    history, chains = data.history, CallChains(data.snapshot.stacks)
+    history, chains = data.history, data.chains
     moments: dict[str, int | None] = {"end": None}
     if history.is_known:
         moments["peak"] = history.peak
     if report.ooms and history.is_replayed:
         moments["oom"] = report.ooms[-1].event + 1
     for moment, entry in moments.items():
-        held = held_memory(data, entry)
-        found = by_site(held, "category", "phase", chains=chains)
+        found = held_at(data, entry).by_site("category", "phase")
         for total, parts in found[: schema.MOST_SITES]:
             site, category, phase = total.key
             sizes = ((part.key[-1], part.size_bytes) for part in parts)
@@ -177,7 +175,7 @@ def _sum_row(moment: str, groups: list[Sum], total: Sum) -> Row:
         "moment": moment,
         "size_bytes": total.size_bytes,
         "requested_bytes": total.requested_bytes,
-        "blocks": total.count,
+        "blocks": total.blocks,
         "groups": len(groups),
         "largest_group_bytes": groups[0].size_bytes,
     }

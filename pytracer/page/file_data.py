@@ -73,6 +73,7 @@ def file_data(
 
 def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
     data, blocks = part.data, part.blocks
+    owner, keeping = blocks.column("owner"), part.keeping()
     shown = slice(part.first, part.first + part.events)
     trace = data.trace
     action, address = trace.action[shown], trace.address[shown]
@@ -83,7 +84,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
     # Addresses are relative, and so exact in float64. That of an `oom` event is the free memory.
     is_place = np.isin(action, (*_OF_BLOCKS, *TAKES_MEMORY, *GIVES_MEMORY))
     places = [
-        blocks.address,
+        blocks["address"],
         np.array([segment.address for segment in part.segments], np.int64),
         address[others][is_place[others]],
     ]
@@ -123,21 +124,21 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
         },
         "blocks": {
             "count": len(blocks),
-            "address": packer.add("f64", _relative(blocks.address, base)),
-            "size_bytes": packer.add("f64", blocks.size_bytes),
-            "requested_bytes": packer.add("f64", blocks.requested_bytes),
-            "stream": packer.add("f64", blocks.stream),
-            "pool": packer.add("u32", tables.pool[blocks.pool]),
-            "stack": packer.add("u32", tables.stack[blocks.stack]),
-            "phase": packer.add("u32", tables.phase[blocks.user_metadata]),
-            "alloc_event": packer.add("i32", blocks.alloc_event, delta=True),
-            "free_requested_event": packer.add("i32", blocks.free_requested_event),
-            "free_event": packer.add("i32", blocks.free_event),
-            "is_sized": packer.add("u8", blocks.is_sized),
-            "kind": packer.add("u8", tables.kinds(part)),
-            "owner": packer.add("u32", tables.texts(blocks.owner)),
-            "holder": packer.add("u32", tables.texts(blocks.holder, part.holders)),
-            "module": packer.add("u32", tables.modules(part)),
+            "address": packer.add("f64", _relative(blocks["address"], base)),
+            "size_bytes": packer.add("f64", blocks["size_bytes"]),
+            "requested_bytes": packer.add("f64", blocks["requested_bytes"]),
+            "stream": packer.add("f64", blocks.of_lives("stream")),
+            "pool": packer.add("u32", tables.pool[blocks.of_lives("pool")]),
+            "stack": packer.add("u32", tables.stack[blocks["stack"]]),
+            "phase": packer.add("u32", tables.phase[blocks["user_metadata"]]),
+            "alloc_event": packer.add("i32", part.events_of("alloc_event"), delta=True),
+            "free_requested_event": packer.add("i32", part.events_of("free_requested_event")),
+            "free_event": packer.add("i32", part.events_of("free_event")),
+            "is_sized": packer.add("u8", blocks["is_sized"]),
+            "kind": packer.add("u8", tables.kinds(blocks.column("kind"))),
+            "owner": packer.add("u32", tables.texts(owner.code, owner.values)),
+            "holder": packer.add("u32", tables.texts(keeping.code, keeping.values)),
+            "module": packer.add("u32", tables.modules(blocks.column("module_path"))),
         },
         "segments": _segments(part, tables, packer, base),
         "address_base": hex(base % 2**64),
@@ -175,8 +176,8 @@ def _rows(part: Part) -> Column:
     """Return for each event the row of its block; `UNKNOWN_ROW` for other events."""
     row = np.full(part.events, UNKNOWN_ROW, np.uint32)
     if part.has_history:
-        blocks = part.blocks
-        for events in (blocks.alloc_event, blocks.free_requested_event, blocks.free_event):
+        for name in ("alloc_event", "free_requested_event", "free_event"):
+            events = part.events_of(name)
             found = np.flatnonzero((events >= 0) & (events < part.events))
             row[events[found]] = found
     return row

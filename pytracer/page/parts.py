@@ -1,34 +1,20 @@
 """The parts of devices that a page shows: the newest events, and the state before them."""
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pytracer.analysis.block_categories import BlockCategories, file_categories
+from pytracer.analysis.blocks import Blocks, Coded, blocks_of, held_at, numbered
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import HeldMemory, blocks_at_end
-from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.holder_names import kept_by_text
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
-from pytracer.analysis.life_rules import UNKNOWN
-from pytracer.analysis.modules import block_modules, modules_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Column
 from pytracer.text import size
 
 MOST_OLDER = 1_000_000
 """The most blocks of a device that are older than its events, and the most segments."""
-
-
-@dataclass(frozen=True, eq=False)
-class Blocks(Lifetimes):
-    """Blocks with their events counted from the first one of a part, as int64."""
-
-    kind: Column  # int64, an index in the part's `kinds`
-    owner: Column  # int64, an index in the snapshot's `strings`
-    holder: Column  # int64, what keeps the block, or kept it, an index in the part's `holders`
-    module: Column  # int64, an index in the part's `modules`
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +28,23 @@ class Part:
     has_history: bool  # whether `blocks` have the events by which they were allocated and freed
     blocks: Blocks  # the blocks of these events, and those that existed before them
     left_out: list[str]  # what is not shown, as sentences
-    # Pairs of a category and the rule that decided.
-    kinds: tuple[tuple[str, str], ...] = ((UNKNOWN, ""),)
-    modules: tuple[str, ...] = ("",)  # the paths of modules; the first is "", no known module
-    holders: tuple[str, ...] = ("",)  # clauses as of `kept_by_text`; the first is "", not known
     # The segments before the event `first`, by address.
     segments: list[Segment] = field(default_factory=list)
     # Whether `segments` has all; if not, the page shows no reserved bytes.
     segments_are_known: bool = True
+
+    def events_of(self, name: str) -> Column:
+        """Return an event of each block, counted from the first one of the part: int64."""
+        first = self.first if self.events else 0
+        found: Column = np.maximum(self.blocks[name].astype(np.int64) - first, -1)
+        return found
+
+    def keeping(self) -> Coded:
+        """Return what keeps each block, or kept it, as `kept_by_text`; "" if it is not known."""
+        (objects, kept_by), (texts, text) = map(self.blocks.column, ("kept_by", "released"))
+        names = [*objects, *texts]
+        used, code = numbered(np.where(text > 0, len(objects) + text, kept_by))
+        return Coded([names[i] and kept_by_text(names[i]) for i in used.tolist()], code)
 
 
 def rows_of(data: DeviceData) -> int:
@@ -72,9 +67,9 @@ def parts_of(data: DeviceData, share: float) -> list[Part]:
     if data.contradiction is None:
         return [_state_at_end(data, name, share)]
     first = max(len(data.trace) - most_events, 0)
-    blocks = Blocks(*[np.zeros(0, np.int64)] * len(fields(Blocks)))
+    nothing = held_at(data, None).where(np.zeros(0, np.int64))
     left_out = _cut(data, name, first)
-    events = Part(name, data, first, len(data.trace) - first, False, blocks, left_out)
+    events = Part(name, data, first, len(data.trace) - first, False, nothing, left_out)
     return [events, _state_at_end(data, f"{name}, at the end", share)]
 
 
@@ -94,9 +89,7 @@ def _cut(data: DeviceData, name: str, first: int) -> list[str]:
 
 
 def _with_history(data: DeviceData, most_events: int) -> Part:
-    history, found = data.history, data.block_categories
-    assert found is not None
-    lives, count = history.blocks, len(data.trace)
+    count, blocks = len(data.trace), blocks_of(data)
     first = max(count - most_events, 0)
     name = data.snapshot.device_name(data.device)
     left_out, are_known = _cut(data, name, first), True
@@ -107,84 +100,48 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
         left_out.append(
             f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
         )
-    modules = block_modules(data.snapshot, data.device, history)
-    holders, holder = _holders(data, count, lives)
-    blocks = _blocks(lives, found, first, holder, modules.path)
-    kept = np.flatnonzero(lives.free_event >= first)
     part = Part(
         name=name,
         data=data,
         first=first,
         events=count - first,
         has_history=True,
-        blocks=blocks if len(kept) == len(lives) else blocks.at(kept),
+        blocks=blocks.where(blocks["free_event"] >= first) if first else blocks,
         left_out=left_out,
-        kinds=found.kinds,
-        modules=modules.paths,
-        holders=holders,
         segments=segments,
         segments_are_known=are_known,
     )
     return _bounded(part, MOST_OLDER)
 
 
-def _blocks(
-    lives: Lifetimes, found: BlockCategories, first: int, holder: Column, module: Column
-) -> Blocks:
-    """Return blocks, with events counted from `first`."""
-    columns = {field.name: getattr(lives, field.name) for field in fields(lives)}
-    for name in ("alloc_event", "free_requested_event", "free_event"):
-        columns[name] = np.maximum(columns[name].astype(np.int64) - first, -1)
-    return Blocks(**columns, kind=found.kind, owner=found.owner, holder=holder, module=module)
-
-
-def _holders(
-    data: DeviceData, entry: int | None, blocks: Lifetimes
-) -> tuple[tuple[str, ...], Column]:
-    """Return the part's `holders` and `holder`; `entry` is as of `HeldMemory`."""
-    held = HeldMemory(data, data.snapshot.stacks, entry, blocks, np.arange(len(blocks)))
-    texts, text = held.keeper
-    names = [*data.snapshot.strings, *texts]
-    name = np.where(text > 0, len(data.snapshot.strings) + text, held.holder)
-    used, holder = np.unique(np.append(0, name), return_inverse=True)
-    return ("", *(kept_by_text(names[i]) for i in used[1:].tolist())), holder[1:]
-
-
 def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
     """Return the final state, without events: the oldest files have no trace."""
-    snapshot, device = data.snapshot, data.device
-    rows = snapshot.blocks_in_use(device)
-    found, lives = file_categories(snapshot, rows), blocks_at_end(data)
-    holders, holder = _holders(data, None, lives)
-    modules = modules_of(snapshot, lives.stack, np.zeros(len(rows), np.int64), rows)
+    blocks = held_at(data, None)
     part = Part(
         name=name,
         data=data,
         first=len(data.trace),
         events=0,
         has_history=True,
-        blocks=_blocks(lives, found, 0, holder, modules.path),
+        blocks=blocks,
         left_out=[],
-        kinds=(*found.kinds, (UNKNOWN, "")),
-        modules=modules.paths,
-        holders=holders,
-        segments=segments_at_end(snapshot, device),
+        segments=segments_at_end(data.snapshot, data.device),
     )
-    return _bounded(part, min(MOST_OLDER, math.ceil(share * len(rows))))
+    return _bounded(part, min(MOST_OLDER, math.ceil(share * len(blocks))))
 
 
 def _bounded(part: Part, most_blocks: int) -> Part:
     """Return the part without the smallest of too many older blocks, and of too many segments."""
     blocks = part.blocks
-    older = np.flatnonzero(blocks.alloc_event < 0)
+    size_bytes, older = blocks["size_bytes"], np.flatnonzero(blocks["alloc_event"] < 0)
     if (too_many := len(older) - most_blocks) > 0:
-        smallest = older[np.argsort(blocks.size_bytes[older], kind="stable")[:too_many]]
+        smallest = older[np.argsort(size_bytes[older], kind="stable")[:too_many]]
         age = " that are older than the events" if part.events else f" of {len(older):,}"
         part.left_out.append(
             f"{part.name}: {len(smallest):,} blocks{age} are left out, the smallest ones with "
-            f"{size(int(blocks.size_bytes[smallest].sum()))} in all."
+            f"{size(blocks.bytes_where(smallest))} in all."
         )
-        part = replace(part, blocks=blocks.at(np.setdiff1d(np.arange(len(blocks)), smallest)))
+        part = replace(part, blocks=blocks.where(np.setdiff1d(np.arange(len(blocks)), smallest)))
     if (too_many := len(part.segments) - MOST_OLDER) > 0:
         part.left_out.append(
             f"{part.name}: {too_many:,} segments are left out, and so are the reserved bytes."

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.blocks import Coded
 from pytracer.analysis.call_sites import call_sites, frame_at, is_programs
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.life_rules import UNKNOWN
@@ -115,21 +116,25 @@ class Tables:
         traces = [
             (part, part.data.trace, slice(part.first, part.first + part.events)) for part in parts
         ]
-        stacks = [part.blocks.stack for part in parts]
+        stacks = [part.blocks["stack"] for part in parts]
         stacks += [trace.stack[shown] for _, trace, shown in traces]
-        phases = [part.blocks.user_metadata for part in parts]
+        phases = [part.blocks["user_metadata"] for part in parts]
         phases += [trace.user_metadata[shown] for _, trace, shown in traces]
-        pools = [part.blocks.pool for part in parts]
+        pools = [part.blocks.of_lives("pool") for part in parts]
         pools += [trace.pool[shown] for _, trace, shown in traces]
         pools += [np.array([s.pool for s in part.segments], np.int64) for part in parts]
         self.phase, used_phases = _numbered(phases, len(snapshot.strings), MOST_NAMES)
         self.pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
         phase_texts = [self.text(snapshot.strings[i]) for i in used_phases]
-        every_kind = [(UNKNOWN, ""), *(kind for part in parts for kind in part.kinds)]
+        every_kind = [
+            (UNKNOWN, ""),
+            *(kind for part in parts for kind in part.blocks.column("kind").values),
+        ]
         all_kinds = list(dict.fromkeys(every_kind))
         kinds = all_kinds[:MOST_KINDS]
         names = list(dict.fromkeys(category for category, _ in kinds))
-        used_modules = [part.modules[i] for part in parts for i in _used([part.blocks.module])]
+        modules = (part.blocks.column("module_path") for part in parts)
+        used_modules = [values[i] for values, code in modules for i in _used([code])]
         paths = list(dict.fromkeys(["", *used_modules]))
         self._modules = {path: number for number, path in enumerate(paths[:MOST_NAMES])}
         self._kinds = {kind: number for number, kind in enumerate(kinds)}
@@ -156,22 +161,20 @@ class Tables:
             self.left_out.append("Long texts are cut.")
         return {**self._header, "strings": self._texts}
 
-    def kinds(self, part: Part) -> Column:
-        """Return the numbers of the kinds of a part's blocks; 0, unknown, for too many kinds."""
-        numbers = np.array([self._kinds.get(kind, 0) for kind in part.kinds], np.uint8)
-        found: Column = numbers[part.blocks.kind]
+    def kinds(self, kind: Coded) -> Column:
+        """Return the numbers of kinds of blocks; 0, unknown, for too many kinds."""
+        found: Column = np.array([self._kinds.get(each, 0) for each in kind.values])[kind.code]
         return found
 
-    def modules(self, part: Part) -> Column:
-        """Return the numbers of the modules of a part's blocks; 0, unknown, for too many."""
-        numbers = np.array([self._modules.get(path, 0) for path in part.modules], np.uint32)
-        found: Column = numbers[part.blocks.module]
+    def modules(self, path: Coded) -> Column:
+        """Return the numbers of the modules of blocks; 0, unknown, for too many."""
+        found: Column = np.array([self._modules.get(each, 0) for each in path.values])[path.code]
         return found
 
-    def texts(self, column: Column, of: Sequence[str] | None = None) -> Column:
-        """Return the numbers of texts; without `of`, of strings of the snapshot."""
+    def texts(self, column: Column, of: Sequence[str | None] | None = None) -> Column:
+        """Return the numbers of texts, None as ""; without `of`, of strings of the snapshot."""
         used, which = np.unique(column, return_inverse=True)
-        strings = [(of or self._snapshot.strings)[i] for i in used.tolist()]
+        strings = [(of or self._snapshot.strings)[i] or "" for i in used.tolist()]
         for text in strings:
             if text not in self._number:
                 self._number[text] = len(self._texts)

@@ -1,6 +1,6 @@
 """The answers that a tracer gives about its own recording."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +95,9 @@ class LiveAnswers:
             A dict by device, such as "cuda:0", of a dict by category. A category has `size_bytes`,
             the number of `blocks`, and the bytes of its largest `owners` by name.
         """
+        from pytracer.analysis.blocks import held_at
         from pytracer.analysis.categories import categories_of
         from pytracer.analysis.device_data import device_data
-        from pytracer.analysis.held_memory import held_memory
         from pytracer.reading.reader import load
 
         snapshot = load(self._recording.view(history=False).to_bytes({}, {}))
@@ -106,9 +106,8 @@ class LiveAnswers:
         for device, metadata in snapshot.metadata.devices.items():
             if device == snapshot.host_device:  # no tensor is looked up there
                 continue
-            held = held_memory(device_data(snapshot, device), None)
-            is_live = held.column("free_requested_event") >= 0  # and does not wait for a stream
-            held = replace(held, rows=held.rows[is_live])
+            held = held_at(device_data(snapshot, device), None)
+            is_live = held["free_requested_event"] >= 0  # and does not wait for a stream
             name = "cpu" if metadata.is_cpu else f"{backend}:{device}"
             found[name] = {
                 each.category: {
@@ -116,6 +115,6 @@ class LiveAnswers:
                     "blocks": each.count,
                     "owners": {owner.name: owner.size_bytes for owner in each.owners[:LARGEST]},
                 }
-                for each in categories_of(held)
+                for each in categories_of(held.where(is_live))
             }
         return found

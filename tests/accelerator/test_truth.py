@@ -16,8 +16,8 @@ import numpy as np
 import processes
 import pytest
 
+from pytracer.analysis.blocks import held_at
 from pytracer.analysis.device_data import device_data
-from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.holder_names import tells_where
 from pytracer.reading import load
 from pytracer.reading.snapshot import OOM
@@ -87,7 +87,7 @@ def compared(path: Path, truth: dict[str, dict[str, list[int]]], *, is_oom: bool
     categories = data.block_categories
     assert categories is not None
     peak = None if is_oom else int(data.history.usage.allocated_bytes.argmax())
-    held = held_memory(data, len(data.trace) if peak is None else peak)
+    held = held_at(data, len(data.trace) if peak is None else peak)
     names = [kind[0] for kind in categories.kinds]
     # An address has the block that was allocated there last: nothing is allocated after the truth
     # was noted.
@@ -100,10 +100,10 @@ def compared(path: Path, truth: dict[str, dict[str, list[int]]], *, is_oom: bool
     unknown = nameless = 0
     wrong = []
     left: Counter[str] = Counter()
-    texts, text = held.keeper
+    (texts, text), kept_by = held.column("released"), held["kept_by"]
     for place, row in enumerate(held.rows.tolist()):
         said, size = names[categories.kind[row]], int(lives.size_bytes[row])
-        holder = texts[text[place]] or snapshot.strings[int(held.holder[place])]
+        holder = texts[text[place]] or snapshot.strings[int(kept_by[place])]
         if said == "unknown":
             unknown += size
             nameless += size * (not tells_where(holder or None))
@@ -115,7 +115,7 @@ def compared(path: Path, truth: dict[str, dict[str, list[int]]], *, is_oom: bool
         if is_wrong(said, role, holder, is_oom=is_oom):
             truth_text = f"{role} {variable}" if role else "none of these"
             wrong.append(f"{size} bytes are {said} ({holder}), in truth {truth_text}")
-    total = int(np.sum(held.column("size_bytes")))
+    total = int(np.sum(held["size_bytes"]))
     place = _place(data) if is_oom else "exit"
     return Found(
         place,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.analysis.blocks import held_at
 from pytracer.analysis.device_data import device_data
-from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.oom.avoidable_memory import avoidable
 
 KIB = 2**10
@@ -36,7 +36,7 @@ def found(blocks: list[tuple[Any, ...]], *request: Any, backend: str = "cuda") -
     program.metadata = file_metadata(current_step=2, backends=[backend])
     program.metadata["devices"][0] |= {"steps": steps, "overwritten": 0}
     data = device_data(program.snapshot(), 0)
-    return avoidable(held_memory(data, len(program.events)))
+    return avoidable(held_at(data, len(program.events)))
 
 
 @pytest.mark.parametrize("frame", [LOAD, SAFE])
@@ -88,5 +88,5 @@ def test_a_model_that_no_optimizer_steps() -> None:
 def test_files_without_an_out_of_memory_error_have_none() -> None:
     program = Program()
     program.alloc(100 * KIB, LOAD)
-    assert avoidable(held_memory(device_data(program.snapshot(), 0), 1)) == []
-    assert avoidable(held_memory(device_data(program.snapshot(), 0), None)) == []
+    assert avoidable(held_at(device_data(program.snapshot(), 0), 1)) == []
+    assert avoidable(held_at(device_data(program.snapshot(), 0), None)) == []

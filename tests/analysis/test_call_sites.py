@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_program import CALL_SITES, STACKS, Program, operations, run
 
+from pytracer.analysis.blocks import held_at
 from pytracer.analysis.call_sites import UNKNOWN, CallChains, call_sites, frame_at
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.groups import who_holds
-from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.holders import Site, sites_at
 from pytracer.reading import Snapshot, load
 from pytracer.reading.snapshot import Frame
@@ -228,7 +228,7 @@ def test_a_torch_outside_of_site_packages_is_not_the_program(
     (site,) = sites_at_end(snapshot)
     (held,) = who_holds(snapshot, 1, at="end", by="line", depth=5)
     # THEN they are the program's frames, also those next to torch's folder
-    (stack,) = held_memory(device_data(snapshot, 1), None).group("stack")
+    (stack,) = held_at(device_data(snapshot, 1), None).group("stack")
     callers = CallChains(snapshot.stacks).caller_frames(*stack.key)
     assert [site.call_site, *callers] == expected
     assert held.groups[0].frames == expected

@@ -8,9 +8,9 @@ from sized_programs import training, write
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import explain
+from pytracer.analysis.blocks import held_at
 from pytracer.analysis.categories import CategoryUsage, Owner, categories_of
 from pytracer.analysis.device_data import device_data
-from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.oom.savings import lowering, recomputed_bytes
 from pytracer.analysis.oom.unfinished_pass import Unfinished, unfinished
 from pytracer.analysis.ooms import out_of_memories
@@ -150,7 +150,7 @@ def progress_of(program: Program) -> Unfinished | None:
     program.metadata = program.metadata or file_metadata()
     data = device_data(program.snapshot(), 0)
     (oom,) = out_of_memories(data)
-    return unfinished(data, oom, categories_of(held_memory(data, oom.event + 1)))
+    return unfinished(data, oom, categories_of(held_at(data, oom.event + 1)))
 
 
 @pytest.mark.parametrize("done", [3, 5])
@@ -317,7 +317,7 @@ def test_what_a_recomputation_keeps() -> None:
         program.own(program.alloc(kib * KIB, *stack), "activation", "saved_by_node", "x")
     program.alloc(8 * KIB, NORM, checkpoint, engine)
     data = device_data(program.snapshot(), 0)
-    assert recomputed_bytes(held_memory(data, None)) == 2 * KIB
+    assert recomputed_bytes(held_at(data, None)) == 2 * KIB
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
@@ -329,7 +329,7 @@ def test_activations_without_names(is_recomputed: bool) -> None:
     again = [checkpoint] if is_recomputed else []
     for kib, stack in ((4, [NORM]), (2, [NORM, *again, engine])):
         program.own(program.alloc(kib * KIB, *stack), "activation", "saved_by_node", "")
-    held = held_memory(device_data(program.snapshot(), 0), None)
+    held = held_at(device_data(program.snapshot(), 0), None)
     # THEN those of a program that recomputes may all be kept by checkpoints
     assert recomputed_bytes(held) == (6 * KIB if is_recomputed else 0)
 

@@ -21,8 +21,8 @@ from torch.utils import checkpoint as checkpoints
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 import pytracer
+from pytracer.analysis.blocks import held_at
 from pytracer.analysis.device_data import device_data
-from pytracer.analysis.held_memory import held_memory
 from pytracer.reading.reader import load
 
 MARKER = 10_000_003  # bytes; the programs allocate nothing as large
@@ -241,5 +241,5 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
                 others = {"parameter", "buffer", "optimizer_state", "gradient"} - {category}
                 assert category == "mixed" or not facts[place] & others, about
     peak = int(history.usage.allocated_bytes.argmax())
-    held = held_memory(data, peak).group("category")
+    held = held_at(data, peak).group("category")
     return {"rules": rules, "peak": Counter({each.key[0]: each.size_bytes for each in held})}

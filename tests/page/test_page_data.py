@@ -14,10 +14,10 @@ from random_allocators import ALLOCATORS, snapshot_of, used_allocator
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import explain, find_leaks, replay, stats
+from pytracer.analysis.blocks import Coded, held_at
 from pytracer.analysis.call_sites import is_programs
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.holder_names import folded, kept_by_text
 from pytracer.analysis.holders import sites_at
 from pytracer.analysis.layout import Segment, layout_at, segments_at
@@ -100,7 +100,7 @@ def check_moment(
         by_category[name] = by_category.get(name, 0) + int(blocks["size_bytes"][row])
         holder = folded(file["strings"][blocks["holder"][row]])
         by_holder[holder] = by_holder.get(holder, 0) + int(blocks["size_bytes"][row])
-    memory = held_memory(data, there)
+    memory = held_at(data, there)
     assert by_category == {one.key[0]: one.size_bytes for one in memory.group("category")}
     of_memory: dict[str, int] = {}
     for one in memory.group("holder"):
@@ -327,13 +327,11 @@ def test_kinds_beyond_the_bound_are_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     # GIVEN more kinds of blocks than a column of bytes can number
     path = next(path for path in GOLDEN if path.stem == "snapshot-1.5-cpu")
     (part,) = parts.parts_of(open_file(load(path)).devices[0], 1.0)
-    count = len(part.blocks)
-    kinds = tuple((f"category{i}", "a rule") for i in range(300))
-    blocks = replace(part.blocks, kind=np.arange(count) % 300)
-    last = replace(blocks.at(np.zeros(2, int)), kind=np.array([254, 255]))
-    made = tables.Tables(part.data.snapshot, [replace(part, kinds=kinds, blocks=last)], Packer())
+    kinds = Coded([(f"category{i}", "a rule") for i in range(300)], np.array([254, 255]))
+    blocks = replace(part.blocks.where(np.arange(2)), made={"kind": kinds})
+    made = tables.Tables(part.data.snapshot, [replace(part, blocks=blocks)], Packer())
     # THEN the last of them have a number, those beyond are unknown, and a sentence counts them
-    assert made.kinds(replace(part, kinds=kinds, blocks=last)).tolist() == [255, 0]
+    assert made.kinds(kinds).tolist() == [255, 0]
     assert made.left_out == ["45 kinds of blocks are shown as unknown."]
     assert made.finish()["kinds"][0] == [0, ""]
     assert made.finish()["categories"][0] == "unknown"

@@ -2,20 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.blocks import Blocks, held_at
 from pytracer.analysis.call_sites import UNKNOWN_NODE, frame_at, frames_matching, texts_matching
 from pytracer.analysis.device_data import chosen_devices, device_data
 from pytracer.analysis.diff.changes import Held
 from pytracer.analysis.diff.matching import Line, Lines
-from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.reading.metadata import FileMetadata
-from pytracer.reading.snapshot import Frame, Snapshot
+from pytracer.reading.snapshot import Snapshot
 
 Holders = Mapping[str, Mapping[Any, Held]]
 """What held memory at one moment: "sites" by call site, "own_sites" without forward stacks (what
@@ -79,21 +79,21 @@ def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
     phases = {
         phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in report.phases
     }
-    peak, end = held_memory(data, data.history.peak), held_memory(data, None)
+    peak, end = held_at(data, data.history.peak), held_at(data, None)
     at_peak = _holders(peak, report, is_known=data.history.is_replayed)
     at_end = _holders(end, report, is_known=True)
     return DeviceSummary(report, {**at_peak, "phases": phases}, at_end)
 
 
-def _holders(held: HeldMemory, report: DeviceReport, *, is_known: bool) -> Holders:
+def _holders(held: Blocks, report: DeviceReport, *, is_known: bool) -> Holders:
     """Return what held memory; without categories and modules unless they are known then."""
-    sites = _by_site(held)
-    found = {"sites": sites, "own_sites": sites}
     stacks = held.stacks
-    if stacks.forward.any() or stacks.node.any():
-        nothing = np.zeros_like(stacks.forward)
-        own_stacks = replace(stacks, forward=nothing, node=nothing)
-        found["own_sites"] = _by_site(replace(held, stacks=own_stacks))
+    has_nodes = stacks.forward.any() or stacks.node.any()
+    sites, own = (
+        {frame_at(stacks, site): each for site, each in _by(held, column).items()}
+        for column in ("site", "own_site" if has_nodes else "site")
+    )
+    found = {"sites": sites, "own_sites": own}
     if is_known and report.categories is not None:
         found["categories"] = _by(held, "category")
     if is_known and report.modules is not None:
@@ -101,12 +101,8 @@ def _holders(held: HeldMemory, report: DeviceReport, *, is_known: bool) -> Holde
     return found
 
 
-def _by_site(held: HeldMemory) -> dict[Frame | None, Held]:
-    return {frame_at(held.stacks, site): found for site, found in _by(held, "site").items()}
-
-
-def _by(held: HeldMemory, key: str) -> dict[Any, Held]:
-    return {found.key[0]: Held(found.size_bytes, found.count) for found in held.group(key)}
+def _by(held: Blocks, column: str) -> dict[Any, Held]:
+    return {found.key[0]: Held(found.size_bytes, found.blocks) for found in held.group(column)}
 
 
 def _lines(snapshot: Snapshot, devices: Sequence[DeviceSummary]) -> Lines:

@@ -13,7 +13,6 @@ from pytracer.analysis.block_categories import (
     values_of,
 )
 from pytracer.analysis.call_sites import (
-    call_sites,
     callers_of,
     frame_at,
     program_files,
@@ -303,11 +302,10 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
     )
     is_seen = both.birth < count
     has_steps = slots.unit == "step"
-    sites = call_sites(data.snapshot.stacks)
     return Observation(
         lives=both.of(is_seen),
-        site=sites,
-        frames=stack_frames(data.snapshot, sites),
+        site=data.chains.sites,
+        frames=stack_frames(data.snapshot, data.chains.sites),
         files=program_files(data.snapshot.stacks),
         is_owned=is_owned[is_seen],
         is_of_model=is_of_model[is_seen],

@@ -1,12 +1,11 @@
 """Memory that a program need not take: a known change of one line avoids it, and loses nothing."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
+from pytracer.analysis.blocks import Blocks
 from pytracer.analysis.call_sites import first_frames, frames_matching
-from pytracer.analysis.held_memory import HeldMemory
 from pytracer.analysis.stack_places import MODULE
 from pytracer.reading.snapshot import OOM, Column, Stacks
 from pytracer.reading.steps import begin_of_step
@@ -27,7 +26,7 @@ _UPDATES_ALL = re.compile(r"_multi_tensor_\w+")
 _OWNED = {"parameter", "gradient", "optimizer_state", "buffer"}
 
 
-def avoidable(held: HeldMemory) -> list[str]:
+def avoidable(held: Blocks) -> list[str]:
     """Return what to change, as sentences with the bytes that it saves.
 
     Args:
@@ -38,19 +37,19 @@ def avoidable(held: HeldMemory) -> list[str]:
     if event < 0 or trace.action[event] != OOM:
         return []
     now, asked = int(trace.stack[event]), int(trace.size_bytes[event])
-    size_bytes, stack = held.column("size_bytes"), held.column("stack")
+    size_bytes, stack = held["size_bytes"], held["stack"]
     total = int(size_bytes.sum()) + asked
 
     def bytes_from(is_wanted: Column) -> int:
         """Return the bytes that these stacks allocate or request, and that nothing owns."""
-        of_blocks = size_bytes[~held.is_in(_OWNED) & is_wanted[stack]]
+        of_blocks = size_bytes[~held.is_in("category", *_OWNED) & is_wanted[stack]]
         return int(of_blocks.sum() + asked * is_wanted[now])
 
     scores = _of_scores(held, now, asked, _LEAST_SCORES * total)
     loaded = bytes_from(_have(stacks, frames_matching(_LOADS.fullmatch, stacks, "filename")))
     updates = bytes_from(_have(stacks, frames_matching(_UPDATES_ALL.fullmatch, stacks, "name")))
     begin = begin_of_step(held.data.boundaries, event)
-    is_old = held.is_in({"gradient"}) & (held.column("alloc_event") < begin)
+    is_old = held.is_in("category", "gradient") & (held["alloc_event"] < begin)
     untrained = _untrained(held, is_old)
     is_forward = held.data.stack_places.place[now] == MODULE
     record = held.data.snapshot.metadata.oom_of(held.data.device)
@@ -75,7 +74,7 @@ def avoidable(held: HeldMemory) -> list[str]:
             "takes at least {} of temporary memory.",
         ),
         (
-            int(size_bytes[held.is_in({"activation"})].sum()) if is_evaluated else 0,
+            int(size_bytes[held.is_in("category", "activation")].sum()) if is_evaluated else 0,
             "The model is in evaluation mode, and keeps {} of activations for a backward pass. "
             "Without one, call it under torch.no_grad().",
         ),
@@ -94,19 +93,19 @@ def avoidable(held: HeldMemory) -> list[str]:
     ]
 
 
-def _untrained(held: HeldMemory, is_old: Column) -> dict[str, int]:
+def _untrained(held: Blocks, is_old: Column) -> dict[str, int]:
     """Return the bytes of gradients of earlier steps by model, of those that no optimizer steps.
 
     Optimizers that have no states do not tell.
     """
     stepped, found = (
-        _bytes_by_model(replace(held, rows=held.rows[are_wanted]))
-        for are_wanted in (held.is_in({"optimizer_state"}), is_old)
+        _bytes_by_model(held.where(are_wanted))
+        for are_wanted in (held.is_in("category", "optimizer_state"), is_old)
     )
     return {model: found[model] for model in found if stepped and model not in stepped}
 
 
-def _bytes_by_model(held: HeldMemory) -> dict[str, int]:
+def _bytes_by_model(held: Blocks) -> dict[str, int]:
     """Return the bytes of what is of a model's parameters, as "grad of Net.layer.weight" is.
 
     By the model's name, or if there is only one by that of its outermost module.
@@ -125,7 +124,7 @@ def _have(stacks: Stacks, is_wanted: Column) -> Column:
     return found
 
 
-def _of_scores(held: HeldMemory, stack: int, asked: int, least: float) -> int:
+def _of_scores(held: Blocks, stack: int, asked: int, least: float) -> int:
     """Return the bytes of a loss's scores: a number for each token and word, several times.
 
     That are the blocks of the size of the request, or of what a loss has saved, or half or twice.
@@ -134,10 +133,11 @@ def _of_scores(held: HeldMemory, stack: int, asked: int, least: float) -> int:
     frames = stacks.frame[stacks.offsets[stack] : stacks.offsets[stack + 1]][:_INNERMOST]
     names = [stacks.strings[stacks.name[frame]] for frame in frames.tolist()]
     if not any(map(_OF_LOSS.match, [*names, stacks.strings[stacks.node[stack]]])):
-        scores = int(held.requested_bytes_of(_SAVED).max(initial=0))
+        is_saved = held.is_in("owner", _SAVED)
+        scores = int(held["requested_bytes"][is_saved].max(initial=0))
     if not scores:
         return 0
     sizes = np.array([scores // 2, scores, 2 * scores])
-    is_score = np.isin(held.column("requested_bytes"), sizes) & ~held.is_in(_OWNED)
-    found = int(held.column("size_bytes")[is_score].sum()) + asked * int(asked in sizes)
+    is_score = np.isin(held["requested_bytes"], sizes) & ~held.is_in("category", *_OWNED)
+    found = int(held["size_bytes"][is_score].sum()) + asked * int(asked in sizes)
     return found if found >= least else 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.call_sites import UNKNOWN, call_sites
+from pytracer.analysis.call_sites import UNKNOWN
 from pytracer.analysis.device_data import DeviceData
 from pytracer.reading.snapshot import ALLOC, Column
 
@@ -57,7 +57,7 @@ class EarlierRequests:
 
 def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
     """Return what the line of an event has requested before it; None if the line is unknown."""
-    trace, sites = data.trace, call_sites(data.snapshot.stacks)
+    trace, sites = data.trace, data.chains.sites
     site = sites[trace.stack[event]]
     if site == UNKNOWN:
         return None

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from pytracer.analysis.blocks import Blocks
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import HeldMemory
 from pytracer.analysis.oom.earlier_requests import EarlierRequests
 from pytracer.analysis.oom.unfinished_pass import Unfinished, layers_of
 from pytracer.analysis.ooms import OutOfMemory
@@ -112,16 +112,16 @@ def fitting_input(
     return f"By estimate, an input fits for which this line requests at most {size(fitting_bytes)}."
 
 
-def recomputed_bytes(held: HeldMemory) -> int:
+def recomputed_bytes(held: Blocks) -> int:
     """Return the bytes of activations that the recomputation of a checkpoint has made.
 
     In a program with checkpoints they are all, if no name of an activation is known: which of them
     checkpoints keep is unknown then.
     """
-    is_recomputed, is_activation = held.data.stack_places.is_recomputed, held.is_in({"activation"})
-    is_unknown = is_recomputed.any() and not (is_activation & held.has_owner()).any()
-    is_counted = is_activation & (is_recomputed[held.column("stack")] | is_unknown)
-    return int(held.column("size_bytes")[is_counted].sum())
+    is_recomputed = held.data.stack_places.is_recomputed
+    of_graphs = held.where(held.is_in("category", "activation"))
+    is_unknown = is_recomputed.any() and not of_graphs.are("owner", bool).any()
+    return of_graphs.bytes_where(is_recomputed[of_graphs["stack"]] | is_unknown)
 
 
 def _are_layers_checkpointed(

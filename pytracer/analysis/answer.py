@@ -42,9 +42,9 @@ class Line:
             step to step; "host": the host memory of the process; "lost": what the recording lacks;
             "held": what the memory was for; "lines": a call site that held memory; "modules" and
             "steps": those that are alike; "others": further devices or files; "do": what to try;
-            "more": a command that shows more. Of an
-            estimate, "check": how far it is from a recording; "largest": what fits; "grows": what
-            grows with what; "sizes": other sizes; "note": what makes it uncertain.
+            "more": a command that shows more. Of an estimate, "check": how far it is from a
+            recording; "largest": what fits; "grows": what grows with what; "sizes": other sizes;
+            "note": what makes it uncertain.
         text: The text. Of "do" and "more" a command for a shell, unless `is_command` is False.
         note: What explains the text; "" for nothing.
         size_bytes: The bytes that come before the text; None for none.

@@ -46,6 +46,11 @@ class Coded(NamedTuple):
     values: Sequence[Any]
     code: Column  # int64
 
+    def unless(self, other: "Coded") -> "Coded":
+        """Return these values, but another column's where it has one: where its code is not 0."""
+        code = np.where(other.code > 0, len(self.values) + other.code, self.code)
+        return Coded([*self.values, *other.values], code)
+
 
 class Sum(NamedTuple):
     """The blocks that have the same values in some columns."""
@@ -298,9 +303,7 @@ def _unusual_holder(blocks: Blocks) -> Coded:
 
 
 def _holder(blocks: Blocks) -> Coded:
-    names, name = holder_names(*blocks.column("kept_by"))
-    texts, text = blocks.column("released")
-    return Coded([*names, *texts], np.where(text > 0, len(names) + text, name))
+    return Coded(*holder_names(*blocks.column("kept_by"))).unless(blocks.column("released"))
 
 
 def _module(blocks: Blocks) -> Coded:

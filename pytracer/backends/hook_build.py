@@ -77,7 +77,7 @@ class HookBuilder:
         self.ready = ReadyHooks(self.folders.package, self.compiler)
         self.probe = probe
         self.wait_s = wait_s
-        self._file_name = functools.cache(self.compiler.file_name)  # it may read many headers
+        self._file_name = functools.cache(self.compiler.file_name)  # it reads headers
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
 
     def find(self, backend: str) -> Found | None:

@@ -65,7 +65,7 @@ class HookFolder:
 
         Nobody but this user and root can replace the file after this check: see `open_trusted`.
         """
-        if (found := self.read(file_name)) is None:
+        if (found := self._read(file_name)) is None:
             return None
         path, content = found
         if sealed(content[: -len(sealed(b""))]) != content:
@@ -79,8 +79,8 @@ class HookFolder:
             return path
         return None
 
-    def read(self, file_name: str) -> tuple[Path, bytes] | None:
-        """Return the path and the content of a file that may be trusted as a hook is, or None."""
+    def _read(self, file_name: str) -> tuple[Path, bytes] | None:
+        """Return the path and the content of a file that may be trusted, or None."""
         try:
             if self.forbidden_mode is None:
                 path = self.directory / file_name

@@ -41,9 +41,8 @@ class Part:
 
     def keeping(self) -> Coded:
         """Return what keeps each block, or kept it, as `kept_by_text`; "" if it is not known."""
-        (objects, kept_by), (texts, text) = map(self.blocks.column, ("kept_by", "released"))
-        names = [*objects, *texts]
-        used, code = numbered(np.where(text > 0, len(objects) + text, kept_by))
+        names, name = self.blocks.column("kept_by").unless(self.blocks.column("released"))
+        used, code = numbered(name)
         return Coded([names[i] and kept_by_text(names[i]) for i in used.tolist()], code)
 
 

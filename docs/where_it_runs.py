@@ -13,7 +13,7 @@ TESTED, COMPILED = "tested in CI", "compiled"
 
 HEAD = """# Where does it run
 
-**torch 2.6 to 2.15 on Linux on x86-64, Python 3.10 to 3.13: yes, and with the wheel no compiler is
+**torch 2.6 to 2.15 on Linux on x86-64, Python 3.11 to 3.13: yes, and with the wheel no compiler is
 needed.** Another release needs a C++ compiler at the first start: see [Install without a
 compiler](../how-to/hooks.md).
 
@@ -24,9 +24,9 @@ compiler](../how-to/hooks.md).
 
 """
 TAIL = """
-- **Other Pythons.** Hooks do not depend on the version of Python. The wheels for 3.10, 3.12 and
-  3.13 were run by hand, once, with torch 2.12.1: `pytracer demo`, recording with an empty `PATH`,
-  and the fast tests of the core.
+- **Other Pythons.** Hooks do not depend on the version of Python. The wheels for 3.12 and 3.13
+  were run by hand, once, with torch 2.12.1: `pytracer demo`, recording with an empty `PATH`, and
+  the fast tests of the core.
 - **Python 3.14** was not tried: no package with it was found. pytracer compares its first stack
   with Python's own, and records without stacks if they differ. Newer Pythons, and builds without
   the GIL, are recorded without stacks.

@@ -6,10 +6,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
-
-import tomllib
 
 ROOT = Path(__file__).parents[2]
 MAX_BYTES = 10_000_000

@@ -16,12 +16,12 @@
 #include <Python.h>
 #include <frameobject.h>
 
-#if defined(PYTRACER_NO_FRAMES) || defined(Py_GIL_DISABLED) || PY_VERSION_HEX < 0x030a0000 || \
+#if defined(PYTRACER_NO_FRAMES) || defined(Py_GIL_DISABLED) || PY_VERSION_HEX < 0x030b0000 || \
     PY_VERSION_HEX >= 0x030f0000
 #define PYTRACER_UNKNOWN_PYTHON 1
 #elif PY_VERSION_HEX >= 0x030e0000
 #include <internal/pycore_interpframe_structs.h>
-#elif PY_VERSION_HEX >= 0x030b0000
+#else
 #undef _PyGC_FINALIZED
 #include <internal/pycore_frame.h>
 #endif
@@ -38,24 +38,6 @@ inline PythonFrame* outer_frame(PythonFrame*) noexcept { return nullptr; }
 inline PyCodeObject* code_object(PythonFrame*) noexcept { return nullptr; }
 inline uint64_t instruction(PythonFrame*) noexcept { return 0; }
 inline int32_t instruction_offset(PythonFrame*) noexcept { return 0; }
-inline bool is_shim(PythonFrame*) noexcept { return false; }
-inline bool is_incomplete(PythonFrame*) noexcept { return false; }
-
-#elif PY_VERSION_HEX < 0x030b0000
-
-constexpr bool kPythonIsKnown = true;
-using PythonFrame = PyFrameObject;
-inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return state->frame; }
-inline PythonFrame* outer_frame(PythonFrame* frame) noexcept { return frame->f_back; }
-inline PyCodeObject* code_object(PythonFrame* frame) noexcept { return frame->f_code; }
-inline uint64_t instruction(PythonFrame* frame) noexcept {
-  // The instructions are apart from the code object, which is at a multiple of 16: so two numbers are
-  // equal only if a function has two million instructions.
-  return (reinterpret_cast<uint64_t>(frame->f_code) << 17) + static_cast<uint64_t>(frame->f_lasti + 1);
-}
-inline int32_t instruction_offset(PythonFrame* frame) noexcept {
-  return frame->f_lasti * static_cast<int32_t>(sizeof(_Py_CODEUNIT));
-}
 inline bool is_shim(PythonFrame*) noexcept { return false; }
 inline bool is_incomplete(PythonFrame*) noexcept { return false; }
 

@@ -61,7 +61,7 @@ RawFrame read_frame(const void* pointer) noexcept {
 std::string frame_walk_problem() {
   if (!kPythonIsKnown) {
     return "pytracer does not know the frames of Python " +
-           std::string(Py_GetVersion()).substr(0, 6) + ", only of 3.10 to 3.14 with the GIL";
+           std::string(Py_GetVersion()).substr(0, 6) + ", only of 3.11 to 3.14 with the GIL";
   }
   PythonFrame* ours = innermost_frame_of(PyGILState_GetThisThreadState());
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
@@ -69,12 +69,8 @@ std::string frame_walk_problem() {
   while (frame != nullptr && same) {
     while (ours != nullptr && is_incomplete(ours)) ours = FrameAccess::outer(ours);
     PyCodeObject* code = PyFrame_GetCode(frame);
-#if PY_VERSION_HEX >= 0x030b0000
-    const int32_t offset = PyFrame_GetLasti(frame);
-#else
-    const int32_t offset = frame->f_lasti * static_cast<int32_t>(sizeof(_Py_CODEUNIT));
-#endif
-    same = ours != nullptr && code_object(ours) == code && instruction_offset(ours) == offset;
+    same = ours != nullptr && code_object(ours) == code &&
+           instruction_offset(ours) == PyFrame_GetLasti(frame);
     if (same) ours = FrameAccess::outer(ours);
     Py_DECREF(code);
     PyFrameObject* back = PyFrame_GetBack(frame);

@@ -1,4 +1,4 @@
-// The variables of Python frames, by the layouts of CPython 3.10 to 3.13: the only place that knows
+// The variables of Python frames, by the layouts of CPython 3.11 to 3.13: the only place that knows
 // them. With any other version kVariablesAreKnown is false, and nothing is found.
 #pragma once
 
@@ -13,38 +13,10 @@ inline PyObject** variables(PythonFrame*) noexcept { return nullptr; }
 inline int variable_count(PythonFrame*) noexcept { return 0; }
 inline int temporary_count(PythonFrame*) noexcept { return 0; }
 inline PyObject* global_variables(PythonFrame*) noexcept { return nullptr; }
-inline PyObject* names_of_variables(PyCodeObject*, int&) noexcept { return nullptr; }
+inline PyObject* names_of_variables(PyCodeObject*) noexcept { return nullptr; }
 inline PythonFrame* frame_of_object(PyObject*) noexcept { return nullptr; }
 inline PythonFrame* frame_of_generator(PyObject*) noexcept { return nullptr; }
 inline bool is_executing(PyObject*) noexcept { return false; }
-inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_name; }
-
-#elif PY_VERSION_HEX < 0x030b0000
-
-constexpr bool kVariablesAreKnown = true;
-inline PyObject** variables(PythonFrame* frame) noexcept { return frame->f_localsplus; }
-inline int variable_count(PythonFrame* frame) noexcept {
-  PyCodeObject* code = frame->f_code;
-  return code->co_nlocals + static_cast<int>(PyTuple_GET_SIZE(code->co_cellvars)) +
-         static_cast<int>(PyTuple_GET_SIZE(code->co_freevars));
-}
-inline int temporary_count(PythonFrame*) noexcept { return 0; }  // it is not known while one runs
-inline PyObject* global_variables(PythonFrame* frame) noexcept { return frame->f_globals; }
-// The tuple with the name of the variable in a slot, which becomes an index in the tuple.
-inline PyObject* names_of_variables(PyCodeObject* code, int& slot) noexcept {
-  for (PyObject* names : {code->co_varnames, code->co_cellvars, code->co_freevars}) {
-    const int count = names == code->co_varnames ? code->co_nlocals
-                                                 : static_cast<int>(PyTuple_GET_SIZE(names));
-    if (slot < count) return names;
-    slot -= count;
-  }
-  return nullptr;
-}
-inline PythonFrame* frame_of_object(PyObject* frame) noexcept {
-  return reinterpret_cast<PyFrameObject*>(frame);
-}
-inline PythonFrame* frame_of_generator(PyObject*) noexcept { return nullptr; }  // it has an object
-inline bool is_executing(PyObject*) noexcept { return false; }  // its frame is asked, too
 inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_name; }
 
 #else
@@ -60,7 +32,7 @@ inline int temporary_count(PythonFrame* frame) noexcept {
   return count > 0 && count <= code_object(frame)->co_stacksize ? count : 0;
 }
 inline PyObject* global_variables(PythonFrame* frame) noexcept { return frame->f_globals; }
-inline PyObject* names_of_variables(PyCodeObject* code, int&) noexcept {
+inline PyObject* names_of_variables(PyCodeObject* code) noexcept {
   return code->co_localsplusnames;
 }
 inline PythonFrame* frame_of_object(PyObject* frame) noexcept {

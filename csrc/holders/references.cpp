@@ -99,7 +99,7 @@ std::string class_name(PyTypeObject* type) {
 }
 
 std::string variable_name(PyCodeObject* code, int slot) {
-  PyObject* const names = names_of_variables(code, slot);
+  PyObject* const names = names_of_variables(code);
   return names ? text_of(PyTuple_GET_ITEM(names, slot)) : "?";
 }
 

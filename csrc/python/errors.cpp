@@ -30,13 +30,7 @@ void translate_error(std::exception_ptr pointer) {
                                                : py::reinterpret_steal<py::object>(
                                                      PyUnicode_DecodeFSDefault(error.path.c_str()));
     const py::object arguments = py::make_tuple(error.errno_code, text, path);
-    // Python 3.10 compares the class that is given here with those of `except` clauses. It must be
-    // that of the errno, such as FileNotFoundError, which OSError's constructor selects.
-    const py::object instance =
-        py::reinterpret_steal<py::object>(PyObject_Call(PyExc_OSError, arguments.ptr(), nullptr));
-    if (instance) {
-      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
-    }
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());  // which selects FileNotFoundError and the like
   } catch (const HookError& error) {
     set_error("HookError", error.what());
   } catch (const Error& error) {

@@ -37,8 +37,9 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
   if (uses) {
     use = [](const TensorMemory& part, TensorRole role) { Recorder::note_use(part.device, part.begin, role); };
   }
-  ModelCopy copy(tensors, {is_read, thread, is_only_maker, is_in_backward, device}, use);
   py::list found_modules, found_optimizers;
+  const bool may_read = is_only_maker && !is_other_in_backward(ThreadsNow().frames, is_in_backward);
+  ModelCopy copy(tensors, {is_read, thread, may_read, is_in_backward, device}, use);
   {
     const NoCollection guard;
     for (const py::handle& each : optimizers) {
@@ -74,12 +75,14 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   options.search.seconds = seconds;
   options.folders = {hidden, unnamed};
   for (const py::handle& each : roots) options.roots.push_back(each.ptr());
+  const bool is_in_backward = torch.attr("_C").attr("_current_graph_task_id")().cast<long>() != -1;
   TensorReader reader(torch);
   Kept kept;
   {
     const NoCollection guard;
     const ThreadsNow threads;
     const py::object all = all_objects();
+    options.reads_graphs &= !is_other_in_backward(threads.frames, is_in_backward);
     kept = read_kept(reader, torch, checkpoint, std::move(options), all.ptr(), threads.frames.ptr(),
                      threads.exceptions.ptr());
   }

@@ -36,9 +36,10 @@ class GradientAccess:
         self.rule: GradientRule = True, thread, self._is_only_maker, self._is_in_backward, device
 
     def may_read_graphs(self, devices: Collection[int]) -> bool:
-        """Return whether no other thread runs a backward pass now, as far as the caller can know.
+        """Return whether this is the only thread that may change graphs now.
 
-        `devices` are those in use; -1: the CPU.
+        Threads that run a backward pass are looked up while the graphs are read. `devices` are those
+        in use; -1: the CPU.
         """
         if self._is_in_backward:  # each accelerator has a thread
             return sum(device >= 0 for device in devices) < 2

@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -94,7 +94,7 @@ class Page:
             "format": FORMAT,
             "title": shortened(self.title),
             "pytracer": __version__,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "left_out": [shortened(sentence, MOST_OF_LINE) for sentence in self.left_out],
             "verdict": {
                 "heading": shortened(self.verdict.heading, MOST_OF_LINE),

@@ -109,7 +109,4 @@ def _note(error: Any) -> None:
     if not _waiting or not isinstance(message, str) or _TORCHS not in message:
         return
     text, _waiting = _waiting, ""
-    if sys.version_info >= (3, 11):
-        error.add_note(text)
-    else:
-        error.args = (f"{message}\n{text}", *error.args[1:])
+    error.add_note(text)

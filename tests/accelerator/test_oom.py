@@ -4,7 +4,6 @@ import gc
 import logging
 import pickle
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -138,10 +137,8 @@ def test_the_answer_is_in_the_exception(backend: str, tmp_path: Path) -> None:
 
 
 def text_behind(error: BaseException) -> str:
-    """Return the notes of an exception; before Python 3.11, the lines behind its first."""
-    if sys.version_info >= (3, 11):
-        return "\n".join(getattr(error, "__notes__", []))
-    return str(error).partition("\n")[2]
+    """Return the notes of an exception."""
+    return "\n".join(getattr(error, "__notes__", []))
 
 
 @pytest.mark.parametrize("is_fragmented", [True, False])

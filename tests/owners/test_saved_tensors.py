@@ -205,6 +205,37 @@ def test_graphs_of_another_thread_are_not_read(tracer: pytracer.Tracer) -> None:
     del kept
 
 
+def test_no_graph_is_read_while_another_thread_runs_a_backward_pass(
+    tracer: pytracer.Tracer,
+) -> None:
+    # GIVEN a thread that is in a backward pass, in a program that has no optimizer
+    begun, may_end = threading.Event(), threading.Event()
+    x = torch.ones(30, 50, requires_grad=True)
+    kept = x.exp()
+
+    def wait(_gradient: Tensor) -> None:
+        begun.set()
+        may_end.wait()
+
+    kept.register_hook(wait)
+    thread = threading.Thread(target=lambda: x.exp().add(kept).sum().backward(), daemon=True)
+    thread.start()
+    begun.wait()
+    layer = nn.Linear(50, 40)
+    layer.weight.grad = torch.ones(40, 50)
+    try:
+        meanwhile = categories(tracer, kept, layer.weight.grad)
+    finally:
+        may_end.set()
+        thread.join()
+    # THEN what that may release or replace is left alone
+    assert meanwhile == [("unknown", "")] * 2
+    # AND it is read before and after
+    again = x.exp()
+    (saved, _), (gradient, _) = categories(tracer, again, layer.weight.grad)
+    assert (saved, gradient) == ("activation", "gradient")
+
+
 def test_a_bound_is_told(tracer: pytracer.Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(300, requires_grad=True)
     y = x

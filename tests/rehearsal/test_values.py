@@ -69,7 +69,6 @@ def test_a_file_that_is_no_python_decides_nothing() -> None:
     assert _use(frame) == _OTHER  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says no columns")
 @pytest.mark.parametrize(
     ("line", "uses"),
     [

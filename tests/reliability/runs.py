@@ -95,7 +95,7 @@ def run_in_process(
         "title": attack.title,
         "promise": "",
         "device": attack.device,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
         "seed": seed,
         "seconds": seconds,

@@ -35,7 +35,7 @@ class PythonValues {
   static constexpr int kMostDepth = 100;
   static constexpr uint64_t kSpareValues = 10'000;
   static constexpr uint64_t kTextTimes = 50, kSpareText = 1 << 20;
-  // Bytes of an object in CPython 3.10 to 3.14, rounded up. kItem is a place in a list.
+  // Bytes of an object in CPython 3.11 to 3.14, rounded up. kItem is a place in a list.
   static constexpr uint64_t kText = 80, kNumber = 32, kLong = 48, kList = 96, kItem = 10;
   static constexpr uint64_t kDict = 240, kItemsInDict = 5, kFurtherItem = 100;
 

@@ -34,8 +34,7 @@ PROMISE = (
 DEVICE = "cpu"
 SECONDS = 20
 DEEPEST = 20_000
-# Before Python 3.11, each Python call takes C stack; since then, only calls through C do.
-SMALL_STACK_BYTES = 2**18 if sys.version_info >= (3, 11) else 2**29
+SMALL_STACK_BYTES = 2**18  # only calls through C take it
 JOIN_SECONDS = 50.0
 ALLOC = 0
 

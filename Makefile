@@ -10,6 +10,13 @@ ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 	torch-npu==2.13.0 torch-npu==2.14.0
+# Of these, the newest run only where what depends on a release has changed since they passed, and in
+# `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with.
+NEWEST := cuda-2.15.0 npu-2.14.0
+DEPEND_ON_RELEASES := csrc pytracer/backends pytracer/owners pytracer/settings pytracer/simulator
+PASSED := tests/devices/passed_with.txt
+HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(NEWEST:%=test-%),$(MAKECMDGOALS)),,$(shell \
+	git ls-tree HEAD $(DEPEND_ON_RELEASES) | cmp -s - $(PASSED) && git diff --quiet HEAD -- $(DEPEND_ON_RELEASES) && echo yes))
 
 PIP_FLAGS := --disable-pip-version-check --quiet
 # Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch. Images
@@ -18,7 +25,7 @@ INSTALL := install $(PIP_FLAGS) --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs shots screens bench clean
+.PHONY: demo test passed test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs shots screens bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
@@ -32,8 +39,12 @@ demo: .venv/build-tools
 test: export SUITES = $(CURDIR)/build/suites.txt
 test:
 	mkdir -p build && rm -f $(SUITES) && touch $(SUITES)
-	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(ACCELERATORS:%=test-%); \
+	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu \
+		$(patsubst %,test-%,$(filter-out $(and $(HAVE_PASSED),$(NEWEST)),$(ACCELERATORS))); \
 		status=$$?; cat $(SUITES); exit $$status
+
+passed:
+	git ls-tree HEAD $(DEPEND_ON_RELEASES) > $(PASSED)
 
 # The tests, with the long forms of those that are statistical: many more cases, files and runs.
 test-long: export LONG_TESTS = 1
@@ -45,13 +56,10 @@ test-cpu: wheel
 	$(WITHOUT_HOOKS)
 	.venv/bin/pytest --numprocesses=2 --dist=loadfile
 
-$(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
-	.venv-cuda-$*/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
-	PYTRACER_BUILD=never tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda
-
-$(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
-	.venv-npu-$*/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
-	PYTRACER_BUILD=never tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu
+$(ACCELERATORS:%=test-%): test-%: .venv-%/torch wheel
+	.venv-$*/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
+	PYTRACER_BUILD=never tests/devices/simulate $(firstword $(subst -, ,$*)) .venv-$*/bin/python .venv-$*/bin/pytest \
+		--device=$(firstword $(subst -, ,$*))
 
 # Phases, as mosaic's and memory_viz's own code reads them. That is on GitHub alone; node has to be there.
 test-viewers: wheel
@@ -98,7 +106,7 @@ wheel: .venv/build-tools ready-hooks
 	.venv/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 
 # The hooks of released versions, compiled against headers that are fetched from pip's registry.
-ready-hooks: HOOKS ?= $(TESTED_HOOKS)
+ready-hooks: HOOKS ?= $(filter-out $(and $(HAVE_PASSED),%==2.14.0 %==2.15.0),$(TESTED_HOOKS))
 ready-hooks: .venv-wheels/tools
 	.venv-wheels/bin/python .ci/wheels hooks --output build/ready_hooks $(HOOKS)
 WITH_HOOKS = --config-settings=cmake.define.PYTRACER_READY_HOOKS=$(CURDIR)/build/ready_hooks
@@ -135,16 +143,14 @@ dev: .venv-dev/build-tools
 	.venv-dev/bin/pip $(INSTALL) --no-build-isolation --editable '.[test]'
 	.venv-dev/bin/pytest -m 'not slow' --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
-lint: .venv/build-tools
-	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test,docs]'
+lint: docs
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 # The documentation as a site, in build/site. A link that does not resolve is an error.
 docs: .venv/build-tools
-	.venv/bin/pip $(INSTALL) --no-build-isolation '.[docs]'
+	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test,docs]'
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 # Pictures of the page to look at, in build/shots: seven files, three sizes of the window, both themes.
@@ -210,18 +216,12 @@ HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3,
 BESIDE_TORCH := filelock typing_extensions sympy networkx jinja2 fsspec numpy pyyaml setuptools
 BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout
 
-$(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
+$(ACCELERATORS:%=.venv-%/torch): .venv-%/torch:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip $(INSTALL) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
-	$(@D)/bin/pip $(INSTALL) --no-deps -r tests/devices/requirements-cuda-$*.txt
-	$(install_frameworks)
-	touch $@
-
-$(filter .venv-npu-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-npu-%/torch:
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip $(INSTALL) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
-	# Not $(INSTALL): Python warns when it compiles torch_npu, and in tests warnings are errors.
-	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps -r tests/devices/requirements-npu-$*.txt
+	# torch_npu is compiled: Python warns when it does that, and in tests warnings are errors.
+	$(@D)/bin/pip $(if $(filter npu-%,$*),$(filter-out --no-compile,$(INSTALL)),$(INSTALL)) --no-deps \
+		-r tests/devices/requirements-$*.txt
 	$(install_frameworks)
 	touch $@
 

@@ -18,8 +18,8 @@ needed.** Another release needs a C++ compiler at the first start: see [Install 
 compiler](../how-to/hooks.md).
 
 - *tested in CI*: the tests run with this release and Python {python}, with the hooks that the wheel
-  has ready, over simulated devices, which run torch's and torch_npu's real allocators. **No release
-  was tried on a real GPU or NPU in CI.**
+  has ready, over simulated devices, which run torch's and torch_npu's real allocators; the newest
+  run if what depends on a release has changed. **No release was tried on a real GPU or NPU in CI.**
 - *compiled*: the hooks for this release are in the wheel. CI runs nothing with them.
 
 """

@@ -76,6 +76,10 @@ WHERE = {
     "test_recommend": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_rlhf_example": (ONCE, "an example"),
     "test_saved_tensors": (EACH_VERSION, "what nodes show of the tensors that they keep"),
+    "test_saved_tensors::test_what_compiled_code_keeps_for_its_backward_pass": (
+        EACH_VERSION_OR_ONCE,
+        "the nodes of compiled code",
+    ),
     "test_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_refused_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_settings_of_processes": (EACH_VERSION_OR_ONCE, "the settings and their parser"),

@@ -244,7 +244,7 @@ def _command(base: Recorded, target: Sizes, memory_bytes: int | None) -> str:
     near = [
         name
         for name, model in MODELS.items()
-        if memory_bytes and abs(model.memory_bytes / memory_bytes - 1) < _SAME_MEMORY
+        if memory_bytes and abs(model.capacity_bytes / memory_bytes - 1) < _SAME_MEMORY
         if model.backend == base.recording.backend
     ]
     at = shlex.quote(",".join(f"{name}={value}" for name, value in target.items()))

@@ -4,7 +4,7 @@ import os
 import shlex
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 
@@ -94,33 +94,24 @@ def fit(
     on_progress("Matching and simulating the requests")
     variables = variables_of([sizes for file in files for sizes in file.sizes], targets)
     program = Program(files, variables)
-    _check_growth(program)
+    for name in variables:
+        recorded_most = max(program.points, key=lambda each: each[name])
+        doubled = {**recorded_most, name: 2 * recorded_most[name]}
+        if program.size_bytes(doubled).sum() <= program.size_bytes(recorded_most).sum():
+            raise PytracerError(
+                f"the recordings with more {name} request no more memory: check their sizes, "
+                + "; ".join(map(sizes_text, program.points))
+            )
     pairs = [(each.peak(), program.peak(each.sizes[0])) for each in files if not each.varies]
     off = max((_error(*pair) for pair in pairs), default=0.0)
     check_error = _check_error(files, variables)
     most = {name: max(each[name] for each in program.points) for name in variables}
     times = float(np.prod([max(targets[-1][name] / most[name], 1) for name in most]))
     margin = max(_MARGIN, 2 * off, 2 * (check_error or 0)) * (2 if times > _FAR else 1)
-    notes = [*_notes(program, targets[-1], off, times), version_note(program.base.recording)]
     found = _estimated(program, targets, device_memory_bytes, margin)
+    notes = [*_notes(program, targets[-1], off, times), version_note(program.base.recording)]
     found = replace(found, check_error=check_error, notes=[*filter(None, notes)])
     return replace(found, answer=answer_of(found))
-
-
-def _check_growth(program: Program) -> None:
-    """Check that larger sizes request more memory.
-
-    Raises:
-        PytracerError: They do not: the recordings have other sizes than those given.
-    """
-    for name in program.variables:
-        sizes = max(program.points, key=lambda each: each[name])
-        doubled = program.size_bytes({**sizes, name: 2 * sizes[name]})
-        if doubled.sum() <= program.size_bytes(sizes).sum():
-            raise PytracerError(
-                f"the recordings with more {name} request no more memory: check their sizes, "
-                + "; ".join(map(sizes_text, program.points))
-            )
 
 
 def _check_error(files: Sequence[Recorded], variables: Sequence[str]) -> float | None:
@@ -135,19 +126,12 @@ def _check_error(files: Sequence[Recorded], variables: Sequence[str]) -> float |
 
 def _error(recorded: Peak, estimated: Peak) -> float:
     """Return the larger error of the two peaks, as a share."""
-    return max(
-        abs(estimated.allocated_bytes / max(recorded.allocated_bytes, 1) - 1),
-        abs(estimated.reserved_bytes / max(recorded.reserved_bytes, 1) - 1),
-    )
+    pairs = zip(astuple(recorded), astuple(estimated), strict=True)
+    return float(max(abs(found / max(known, 1) - 1) for known, found in pairs))
 
 
 def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterator[str]:
-    """Yield what makes an estimate uncertain, in sentences.
-
-    Args:
-        off: The largest error of a peak at a recorded size, as a share.
-        times: How many times the largest recorded data the target's are.
-    """
+    """Yield what makes an estimate uncertain: how far `off` it is at recorded sizes, and so on."""
     sizes = program.size_bytes(target)
     if times > _FAR:
         yield (

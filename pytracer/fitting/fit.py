@@ -151,11 +151,17 @@ def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterato
 def _estimated(
     program: Program, targets: Sequence[Sizes], memory_bytes: int | None, margin: float
 ) -> Fit:
-    base, target = program.base, targets[-1]
-    memory_bytes, room_bytes = _room_of(base, memory_bytes)
+    base, recording, target = program.base, program.base.recording, targets[-1]
+    total_bytes = base.snapshot.metadata.device(recording.device).total_bytes
+    memory_bytes = room_bytes = memory_bytes or total_bytes
+    # Other processes and the driver take as much as in the recording.
+    if memory_bytes and total_bytes and recording.limit_bytes is not None:
+        room_bytes = max(memory_bytes - max(total_bytes - recording.limit_bytes, 0), 0)
+        if recording.fraction_bytes is not None:
+            room_bytes = round(recording.fraction_bytes / total_bytes * memory_bytes)
 
     def runs(sizes: Sizes, share: float) -> bool:
-        limits = limits_of(base.recording, round((room_bytes or 0) * share))
+        limits = limits_of(recording, round((room_bytes or 0) * share))
         return program.simulate(sizes, limits).ooms == 0
 
     def fits(sizes: Sizes) -> bool | None:
@@ -183,7 +189,7 @@ def _estimated(
     kind = {True: FITS, False: DOES_NOT_FIT, None: UNKNOWN}[predictions[-1].fits]
     return Fit(
         kind=NO_DEVICE if room_bytes is None else kind,
-        device=base.recording.name,
+        device=recording.name,
         device_memory_bytes=memory_bytes,
         room_bytes=room_bytes,
         target=predictions[-1],
@@ -197,22 +203,6 @@ def _estimated(
         command=_command(base, target, memory_bytes),
         answer=Answer("unknown", "", "", []),
     )
-
-
-def _room_of(base: Recorded, memory_bytes: int | None) -> tuple[int | None, int | None]:
-    """Return the memory of a device, by default the recorded one, and what the allocator can get.
-
-    Other processes and the driver take as much as in the recording.
-    """
-    recording = base.recording
-    total_bytes = base.snapshot.metadata.device(recording.device).total_bytes
-    memory_bytes = room_bytes = memory_bytes or total_bytes
-    if room_bytes is not None and total_bytes and recording.limit_bytes is not None:
-        if recording.fraction_bytes is not None:
-            room_bytes = round(recording.fraction_bytes / total_bytes * room_bytes)
-        else:
-            room_bytes = max(room_bytes - max(total_bytes - recording.limit_bytes, 0), 0)
-    return memory_bytes, room_bytes
 
 
 def _command(base: Recorded, target: Sizes, memory_bytes: int | None) -> str:

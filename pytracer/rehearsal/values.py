@@ -36,8 +36,9 @@ def _note(report: Report, frame: FrameType | None) -> None:
     own = own_frame(frame)
     if frame is None or own is None:
         return
-    # Libraries read values for many purposes. Of theirs, those matter that become sizes.
-    if frame is not own and _use(frame) == _SIZE:
+    # Libraries read values for many purposes. Of theirs, those matter that become sizes, but not
+    # for a tensor's text.
+    if frame is not own and _use(frame) == _SIZE and "_tensor_str" not in frame.f_code.co_filename:
         own = frame
     line = own.f_code, own.f_lineno
     if line not in _found and len(_found) < _MOST:

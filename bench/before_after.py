@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, save, summary
+from harness import arguments, new_table, save, summary
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 DEVICES = ("cpu", "cuda", "npu")
 PRINTED = ("of_native", "added_ns", "percent")  # the other figures are only in the result file
@@ -71,9 +70,8 @@ def main() -> None:
         }
         for name, figures in found.items()
     }
-    table = Table(title=f"Before and after on {options.device}")
-    for column in ("what", "before", "after", "ratio"):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    columns = ("what", "before", "after", "ratio")
+    table = new_table(f"Before and after on {options.device}", columns, columns[:1])
     for name, figures in summaries.items():
         table.add_section()
         for what, versions in figures.items():
@@ -81,8 +79,7 @@ def main() -> None:
                 before, after = (versions[when]["median"] for when in pythons)
                 ratio = f"{after / before:.2f}"
                 table.add_row(f"{name} {what}", f"{before:.4g}", f"{after:.4g}", ratio)
-    Console().print(table)
-    save(options, summaries)
+    save(options, summaries, table)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,34 @@
 """Compare dry runs with what the same programs took of a real device.
 
+    python bench dry_run
+    python bench/dry_run.py --checkouts FOLDER
+
 The programs are those of tests/accelerator/fit_programs.py, as they ran on an H200
 (bench/results/hardware_h200.md). This needs a build of torch for CUDA, and no device. The result is
 a table in bench/results/dry_run.md.
+
+With --checkouts, the programs are those of public repositories whose authors published what they
+took. FOLDER has clones of github.com/pytorch/torchtitan at 9dec370 and of
+github.com/Wedsonlin/assignment2-systems at 87b0864. Only torchtitan's tokenizer and data set are
+replaced, by zeros. This also needs the packages that the programs import: triton, tensorboard,
+einops, einx and jaxtyping. The result is a table in bench/results/dry_run_published.md.
 """
 
 import json
 import os
 import platform
 import resource
+import runpy
 import sys
 import tempfile
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from datetime import date
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from harness import arguments
 from rich.progress import track
@@ -33,16 +48,29 @@ PROGRAMS = {
     "convolutions": ("convolutions", IMAGES, (0.98, 1.13), (0.41, 0.51)),
 }
 """A name, two sizes, and the peaks of a later step at each: GiB allocated and reserved."""
+TITAN, SYSTEMS = "torchtitan: Llama 3.1 8B, FSDP2", "assignment2-systems: 3.4 B, "
+PUBLISHED = (
+    (TITAN, 8, "reserved", 82.4, []),
+    (f"{TITAN}, torch.compile", 8, "reserved", 77.0, ["--training.compile"]),
+    (TITAN, 128, "reserved", 67.0, []),
+    (f"{TITAN}, torch.compile", 128, "reserved", 62.0, ["--training.compile"]),
+    (f"{SYSTEMS}DDP", 2, "allocated", 51.301, ["baseline"]),
+    (f"{SYSTEMS}sharded optimizer", 2, "allocated", 38.562, ["sharded"]),
+)
+"""A program, its ranks, the kind of its peak, the published GiB, and its options."""
 HEAD = """\
 # Dry runs against hardware
 
-`python bench dry_run`, {date}, {cores} cores, Python {python}, torch {torch}.
-Each program runs by `pytracer.dry_run(..., device="h200")`. The measured peaks are those of
-`hardware_h200.md`, with torch 2.11.0, rounded. The columns have GiB allocated, reserved.
+`python bench/dry_run.py`, {date}, {cores} cores, Python {python}, torch {torch}.
+The columns have GiB. {source}
 
-| program | sizes | measured | dry run | difference % | seconds | host MiB |
+| program | what | measured | dry run | difference % | seconds | host MiB |
 |---|---|---|---|---|---|---|
 """
+HARDWARE = "The allocated and reserved peaks are those of `hardware_h200.md` (torch 2.11.0)."
+AUTHORS = """Their authors published the measured peaks: torchtitan in
+`benchmarks/llama3_h100_202412_torchtitan.md` (H100 of 96 GB, a torch of December 2024), and
+assignment2-systems in `results` (torch 2.11.0)."""
 
 
 def run_program(name: str, sizes: str) -> None:
@@ -57,41 +85,84 @@ def run_program(name: str, sizes: str) -> None:
     print(json.dumps([*found["steady"], host_kib]))
 
 
-def compared(name: str, sizes: str, measured: tuple[float, float], folder: Path) -> list[str]:
-    """Run a program dry, and return the cells of its row."""
-    command = [__file__, "--worker", name, sizes]
-    run = pytracer.dry_run(command, device="h200", stop_after_steps=0, output=folder)
-    printed = (folder / "log.txt").read_text().splitlines()
-    *peaks, host_kib = json.loads(next(line for line in printed if line.startswith("[")))
-    pairs = list(zip(peaks, measured, strict=True))
+def cells(measured: Sequence[float], peaks: Sequence[int]) -> list[str]:
+    """Return the measured GiB, those of the dry run with as many digits, and the differences."""
+    pairs = [(known, peak / GIB) for known, peak in zip(measured, peaks, strict=True)]
     return [
-        ", ".join(f"{known:.3g}" for known in measured),
-        ", ".join(f"{peak / GIB:.3g}" for peak in peaks),
-        ", ".join(f"{100 * (peak / GIB / known - 1):.1f}" for peak, known in pairs),
-        f"{run.seconds:.0f}",
-        f"{host_kib >> 10}",
+        ", ".join(map(str, measured)),
+        ", ".join(f"{found:.{len(str(known)) - 1}g}" for known, found in pairs),
+        ", ".join(f"{100 * (found / known - 1):.1f}" for known, found in pairs),
     ]
+
+
+def hardware(scratch: Path) -> Iterator[list[str]]:
+    """Run the programs that ran on an H200, and yield the cells of their rows."""
+    for name, (title, both, *peaks) in PROGRAMS.items():
+        for sizes, measured in zip(both, peaks, strict=True):
+            folder = scratch / (name + sizes)
+            command = [__file__, "--worker", "program", name, sizes]
+            run = pytracer.dry_run(command, device="h200", stop_after_steps=0, output=folder)
+            printed = (folder / "log.txt").read_text().splitlines()
+            *found, host_kib = json.loads(next(line for line in printed if line.startswith("[")))
+            seconds = f"{run.seconds:.0f}"
+            yield [title, sizes, *cells(measured, found), seconds, f"{host_kib >> 10}"]
+
+
+def run_torchtitan(folder: str, scratch: str, *options: str) -> None:
+    """Run torchtitan's train.py with tokens of zeros."""
+    import torch
+
+    def load(name: str, path: str, tokenizer: object, batch: int, length: int, *_: object) -> Any:
+        return repeat(torch.zeros(2, batch, length, dtype=torch.long))
+
+    package: Any = ModuleType("torchtitan")
+    package.__path__ = [f"{folder}/torchtitan"]  # this one, even if another is installed
+    tokenizer = SimpleNamespace(n_words=128_256)
+    data: Any = SimpleNamespace(build_hf_data_loader=load, build_tokenizer=lambda *_: tokenizer)
+    sys.modules.update({"torchtitan": package, "torchtitan.datasets": data})
+    os.chdir(folder)
+    given = "--job.config_file=train_configs/llama3_8b.toml", "--training.batch_size=2"
+    sys.argv = ["train.py", *given, f"--job.dump_folder={scratch}/dump", *options]
+    runpy.run_path("train.py", run_name="__main__")
+
+
+def published(checkouts: Path, scratch: Path) -> Iterator[list[str]]:
+    """Run the programs of public repositories, and yield the cells of their rows."""
+    for number, (program, ranks, kind, known_gib, options) in enumerate(PUBLISHED):
+        folder = str((checkouts / program.partition(":")[0]).resolve())
+        if program.startswith(TITAN):
+            command = [__file__, "--worker", "torchtitan", folder, str(scratch)]
+            given: dict[str, Any] = {"device": "h100-96"}
+        else:  # the published peak is that of the first step
+            command = ["-m", "cs336_systems.sharded_optimizer", "--mode"]
+            path = {"PYTHONPATH": f"{folder}:{folder}/cs336-basics"}
+            given = {"device": "h100", "stop_after_steps": 1, "variables": path}
+        output = scratch / str(number)
+        run = pytracer.dry_run([*command, *options], world_size=ranks, output=output, **given)
+        figures = cells([known_gib], [getattr(run, f"peak_{kind}_bytes")])
+        yield [program, f"{kind}, {ranks} ranks", *figures, f"{run.seconds:.0f}", "-"]
 
 
 def main() -> None:
-    options = arguments(__doc__, "dry_run.md")
-    versions = {"torch": version("torch"), "python": platform.python_version()}
-    text = HEAD.format(date=date.today(), cores=os.cpu_count(), **versions)
-    rows = [
-        (title, name, sizes, measured)
-        for name, (title, both, *peaks) in PROGRAMS.items()
-        for sizes, measured in zip(both, peaks, strict=True)
-    ]
+    own = ArgumentParser(add_help=False)
+    own.add_argument("--checkouts", type=Path, help="a folder of clones of public repositories")
+    is_published = any(word.startswith("--checkouts") for word in sys.argv)
+    name = "dry_run_published.md" if is_published else "dry_run.md"
+    options = arguments(__doc__, name, parents=[own])
     with tempfile.TemporaryDirectory() as scratch:
-        for title, name, sizes, measured in track(rows):
-            cells = compared(name, sizes, measured, Path(scratch, name + sizes))
-            text += f"| {title} | {' | '.join([sizes, *cells])} |\n"
+        source, rows = HARDWARE, hardware(Path(scratch))
+        if options.checkouts is not None:
+            source, rows = AUTHORS, published(options.checkouts, Path(scratch))
+        versions = {"torch": version("torch"), "python": platform.python_version()}
+        text = HEAD.format(date=date.today(), cores=os.cpu_count(), source=source, **versions)
+        for row in track(rows):
+            text += f"| {' | '.join(row)} |\n"
     print(text)
     options.json.write_text(text)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        run_program(*sys.argv[2:])
+        (run_torchtitan if sys.argv[2] == "torchtitan" else run_program)(*sys.argv[3:])
     else:
         main()

@@ -32,23 +32,29 @@ import contextlib
 import ctypes
 import functools
 import gc
-import json
 import math
 import os
 import pickle
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import BASE, arguments, in_own_process, recorder, resident_bytes, save, summary
+from harness import (
+    BASE,
+    arguments,
+    in_own_process,
+    in_turn,
+    new_table,
+    recorder,
+    resident_bytes,
+    save,
+    start,
+    summary,
+)
 from pairs import raw_interface
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 SIZES, FRAMES = (10_000, 100_000, 1_000_000), (5, 40)
 STACKS, LIVE_BLOCKS = 2_000, 10_000
@@ -261,15 +267,13 @@ def main() -> None:
             options.rounds / LARGE_SHARE[case[3]] if case[0] == max(SIZES) else options.rounds
         )
 
-    results: dict[tuple[int, int, str, str], list[dict[str, Any]]] = {case: [] for case in cases}
-    turns = [case for turn in range(options.rounds) for case in cases if turn < rounds(case)]
-    for case in track(turns, "measuring", console=Console(stderr=True)):
-        size, frames, stacks, who = case
-        results[case].append(in_own_process(__file__, options.device, who, size, frames, stacks))
+    results = in_turn(
+        [case for turn in range(options.rounds) for case in cases if turn < rounds(case)],
+        lambda case: in_own_process(__file__, options.device, case[3], *case[:3]),
+    )
 
-    table = Table(title=f"A full ring and its dump on {options.device}, medians: MB, s")
-    for column in ("events", "frames", "stacks", "", *COLUMNS.values()):
-        table.add_column(column, justify="right")
+    columns = ("events", "frames", "stacks", "", *COLUMNS.values())
+    table = new_table(f"A full ring and its dump on {options.device}, medians: MB, s", columns)
     figures, complaints = [], []
     for case in cases:
         size, frames, stacks, who = case
@@ -298,16 +302,11 @@ def main() -> None:
             complaints.append(f"{name}: the files have different events")
         elif figure["file_bytes"]["max"] > min(result["file_bytes"] for result in native):
             complaints.append(f"{name}: pytracer's file is larger than torch's")
-    Console().print(table)
+    save(options, figures, table)
     if BASE in recorders:
         fine = "The files of both recorders have the same events, and pytracer's are never larger."
         print("\n".join(complaints) or fine)
-    save(options, figures)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        device, who, entries, frames, stacks = sys.argv[2:]
-        print(json.dumps(worker(device, who, int(entries), int(frames), stacks)))
-    else:
-        main()
+    start(main, worker)

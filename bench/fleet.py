@@ -24,9 +24,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import arguments, positive, save, summary
+from harness import arguments, new_table, positive, save, summary
 from rich.console import Console
-from rich.table import Table
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 2**20
@@ -157,11 +156,8 @@ def measure_ray(folder: Path, runs: Path, count: int, workers: int, rounds: int)
 
 def show(figures: list[Figure], curve: list[Figure], title: str) -> None:
     """Print the figures as tables."""
-    table = Table(title=title)
-    for name in ("files", "load", "alone", "collection", "speed"):
-        table.add_column(name, justify="right")
-    for name in ("elapsed", "peak", "table"):
-        table.add_column(name, justify="right")
+    columns = ("files", "load", "alone", "collection", "speed", "elapsed", "peak", "table")
+    table = new_table(title, columns)
     for each in figures:
         table.add_row(
             f"{each['files']:,}",
@@ -174,9 +170,7 @@ def show(figures: list[Figure], curve: list[Figure], title: str) -> None:
     console = Console()
     console.print(table)
     if curve:
-        rays = Table(title="Ray")
-        for name in ("files", "workers", "elapsed", "files a second"):
-            rays.add_column(name, justify="right")
+        rays = new_table("Ray", ("files", "workers", "elapsed", "files a second"))
         for each in curve:
             least_s = each["elapsed_s"]["min"]
             rays.add_row(

@@ -21,21 +21,16 @@ gets a third of the rounds.
 
 import functools
 import gc
-import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from dump import ENOUGH_STACK_BYTES, allocating_paths
-from harness import arguments, at_depth, in_own_process, save, summary
+from harness import arguments, at_depth, in_own_process, in_turn, new_table, save, start, summary
 from pairs import raw_interface
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 import pytracer
 
@@ -167,18 +162,15 @@ def worker(device: str, curve: str, size: int) -> dict[str, float]:
 def main() -> None:
     options = arguments(__doc__, "growth_{device}.json", ("cpu", "cuda", "npu"), rounds=3)
     points = [(curve, size) for curve, sizes in CURVES.items() for size in sizes]
-    results: dict[tuple[str, int], list[dict[str, float]]] = {point: [] for point in points}
     turns = [
         (curve, size)
         for turn in range(options.rounds)
         for curve, size in points
         if size < max(CURVES[curve]) or turn % 3 == 0
     ]
-    for point in track(turns, "measuring", console=Console(stderr=True)):
-        results[point].append(in_own_process(__file__, options.device, *point))
-    table = Table(title=f"ns of a pair on {options.device}, and added to it")
-    for column in ("curve", "size", "off", "added at first", "added from then on"):
-        table.add_column(column, justify="left" if column == "curve" else "right")
+    results = in_turn(turns, lambda point: in_own_process(__file__, options.device, *point))
+    columns = ("curve", "size", "off", "added at first", "added from then on")
+    table = new_table(f"ns of a pair on {options.device}, and added to it", columns, columns[:1])
     figures = []
     for curve, size in points:
         found = results[curve, size]
@@ -189,12 +181,8 @@ def main() -> None:
             least, most = figure[key]["min"], figure[key]["max"]
             row.append(f"{figure[key]['median']:+.0f} ({least:+.0f} .. {most:+.0f})")
         table.add_row(*row, end_section=size == CURVES[curve][-1])
-    Console().print(table)
-    save(options, figures)
+    save(options, figures, table)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(sys.argv[2], sys.argv[3], int(sys.argv[4]))))
-    else:
-        main()
+    start(main, worker)

@@ -8,9 +8,14 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,9 +29,33 @@ BASE = "native python"  # the denominator of all ratios
 
 def in_own_process(script: str, *arguments: object) -> Any:
     """Run `script --worker arguments...` in a new process and return the JSON that it prints."""
-    command = [sys.executable, script, "--worker", *map(str, arguments)]
+    command = [sys.executable, script, "--worker", json.dumps(arguments, default=str)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
+
+
+def start(main: Callable[[], None], worker: Callable[..., Any]) -> None:
+    """Start a benchmark, or `worker` in one of its own processes."""
+    if sys.argv[1:2] == ["--worker"]:
+        print(json.dumps(worker(*json.loads(sys.argv[2]))))
+    else:
+        main()
+
+
+def new_table(title: str, columns: Iterable[str], texts: Container[str] = ()) -> Table:
+    """Return a table of figures; the columns in `texts` are aligned to the left."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in texts else "right")
+    return table
+
+
+def in_turn(cases: Sequence[Any], measure: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Measure one case after the other, and return the results of each."""
+    results = defaultdict(list)
+    for case in track(cases, "measuring", console=Console(stderr=True)):
+        results[case].append(measure(case))
+    return results
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -126,8 +155,10 @@ def arguments(
     return options
 
 
-def save(options: argparse.Namespace, figures: Any) -> None:
-    """Write the figures, the environment and the number of rounds to the result file."""
+def save(options: argparse.Namespace, figures: Any, table: Table | None = None) -> None:
+    """Print the table; write the figures, the environment and the rounds to the result file."""
+    if table is not None:
+        Console().print(table)
     content = {"environment": environment(), "rounds": options.rounds, "figures": figures}
     options.json.write_text(json.dumps(content, indent=2) + "\n")
     if options.json.is_file():

@@ -11,7 +11,6 @@ On simulated devices: `tests/devices/simulate cuda PYTHON bench/longest_call.py 
 """
 
 import ctypes
-import json
 import sys
 import tempfile
 import threading
@@ -19,10 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, in_own_process, save, summary
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from harness import arguments, in_own_process, in_turn, new_table, save, start, summary
 
 SECONDS, SAMPLES = 1.0, 1_000_000
 CONFIGURATIONS = ("no hook", "off", "recording", "ring lapping", "snapshots")
@@ -80,15 +76,11 @@ def worker(backend: str, configuration: str) -> dict[str, Any]:
 
 def main() -> None:
     options = arguments(__doc__, "longest_call_{device}.json", devices=("cuda", "npu"))
-    results: dict[str, list[dict[str, float]]] = {}
-    rounds = [name for _ in range(options.rounds) for name in CONFIGURATIONS]
-    for configuration in track(rounds, "measuring", console=Console(stderr=True)):
-        found = in_own_process(__file__, options.device, configuration)
-        results.setdefault(configuration, []).append(found)
+    rounds = [*CONFIGURATIONS] * options.rounds
+    results = in_turn(rounds, lambda name: in_own_process(__file__, options.device, name))
     clocks = [f"{clock} {name}" for clock in ("cpu", "wall") for name in FIGURES]
-    table = Table(title="µs of an allocation and its free (medians; for max, the maximum)")
-    for column in ("", *clocks):
-        table.add_column(column, justify="right")
+    title = "µs of an allocation and its free (medians; for max, the maximum)"
+    table = new_table(title, ("", *clocks))
     figures = []
     for configuration, runs in results.items():
         by_key = {key: summary([run[key] for run in runs]) for key in runs[0]}
@@ -96,12 +88,8 @@ def main() -> None:
         shown = ["max" if key.endswith("max") else "median" for key in clocks]
         cells = [f"{by_key[k][which] / 1000:.1f}" for k, which in zip(clocks, shown, strict=True)]
         table.add_row(configuration, *cells)
-    Console().print(table)
-    save(options, figures)
+    save(options, figures, table)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(sys.argv[2], sys.argv[3])))
-    else:
-        main()
+    start(main, worker)

@@ -39,15 +39,14 @@ from harness import (
     at_depth,
     forward_stacks_option,
     in_own_process,
+    in_turn,
+    new_table,
     recorder,
     save,
     stack_depth,
     summary,
 )
 from pairs import SIZE_BYTES, Case, Library, added, build, raw_interface
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 FRAMES = (0, 5, 20, 40, 100)
 NOT_RECORDING = ("off", "empty tracker", "attached")
@@ -172,16 +171,15 @@ def main() -> None:
         places += [("paths", frames) for frames in (20, 40) if frames in options.frames]
     if not places:
         sys.exit(f"--frames and --through select nothing that can be measured on {device}")
-    results: dict[str, list[list[dict[str, float]]]] = {name: [] for name in configurations}
-    rounds = [name for _ in range(options.rounds) for name in configurations]
     with tempfile.TemporaryDirectory() as folder:
         library = build(device, Path(folder))
         names = [f"{through} {frames}" for through, frames in places]
-        for name in track(rounds, "measuring", console=Console(stderr=True)):
-            results[name].append(in_own_process(__file__, device, name, library, *names))
-    table = Table(title=f"ns of a pair on {device}, and added to it")
-    for column in ("through", "frames", "configuration", "off", "added", "min .. max", "ratio"):
-        table.add_column(column, justify="left" if column == "configuration" else "right")
+        results = in_turn(
+            configurations * options.rounds,
+            lambda name: in_own_process(__file__, device, name, library, *names),
+        )
+    columns = ("through", "frames", "configuration", "off", "added", "min .. max", "ratio")
+    table = new_table(f"ns of a pair on {device}, and added to it", columns, columns[2:3])
     figures = []
     for index, (through, frames) in enumerate(places):
         table.add_section()
@@ -207,16 +205,15 @@ def main() -> None:
                 f"{more['min']:+.0f} .. {more['max']:+.0f}",
                 f"{figure['of_native']['median']:.2f}" if "of_native" in figure else "",
             )
-    Console().print(table)
+    save(options, figures, table)
     if native:
         print(f"ratio: relative to what {BASE} adds")
-    save(options, figures)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         # `cases` and `added` are called at module level, so that the loops can run at 5 frames.
-        _, _, device, configuration, library, *places = sys.argv
+        device, configuration, library, *places = json.loads(sys.argv[2])
         chosen = cases(device, configuration, library, places)
         attaches, records = configuration not in NATIVE, configuration not in NOT_RECORDING
         print(json.dumps(added(chosen, REPEATS, attaches, records)))

@@ -57,12 +57,12 @@ from harness import (
     environment,
     forward_stacks_option,
     in_own_process,
+    in_turn,
     recorder,
     save,
     summary,
 )
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 
@@ -331,11 +331,8 @@ def main() -> None:
     step = in_own_process(__file__, "describe", device, size)
     run = ["off", *OURS, *([FORWARD] if options.forward_stacks else ())]
     run += NATIVE if native else ()
-    results: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in run}
-    rounds = [name for _ in range(options.rounds) for name in run]
-    for name in track(rounds, "measuring", console=Console(stderr=True)):
-        given = device, size, step["events"], options.switch_interval, name
-        results[name].append(in_own_process(__file__, "measure", *given))
+    given = "measure", device, size, step["events"], options.switch_interval
+    results = in_turn(run * options.rounds, lambda name: in_own_process(__file__, *given, name))
     figures = []
     for situation in SIZES[size].situations:
         by_clock = {clock: evaluate(results, situation, clock) for clock in CLOCKS}
@@ -370,12 +367,11 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        task, device, name, *more = sys.argv[2:]
+        task, device, name, *more = json.loads(sys.argv[2])
         if task == "describe":
             print(json.dumps(describe(device, SIZES[name])))
         else:
-            events, interval, configuration = more
-            found = worker(device, SIZES[name], int(events), float(interval), configuration)
+            found = worker(device, SIZES[name], *more)
             print(json.dumps(found), flush=True)
             # After torch's recorder, Python's finalization sometimes aborts (std::terminate).
             os._exit(0)

@@ -12,7 +12,6 @@ figures are medians over the rounds; files of 10 M events get two rounds.
 each file.
 """
 
-import json
 import os
 import pickle
 import random
@@ -25,9 +24,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, at_depth, in_own_process, resident_bytes, save, summary
-from rich.console import Console
-from rich.progress import track
+from harness import (
+    arguments,
+    at_depth,
+    in_own_process,
+    in_turn,
+    resident_bytes,
+    save,
+    start,
+    summary,
+)
 from rich.table import Table
 
 FILES = (("pytracer", 1_000_000), ("torch", 1_000_000), ("pytracer", 10_000_000))
@@ -154,8 +160,9 @@ def write_torch(path: Path, events: int) -> None:
         pickle.dump({**snapshot, "allocator_settings": {}, "external_annotations": []}, file)
 
 
-def worker(what: str, path: Path, events: int) -> dict[str, float]:
+def worker(what: str, name: str, events: int) -> dict[str, float]:
     """Write a file, or read it in one way and return the seconds and bytes."""
+    path = Path(name)
     if what.startswith("write"):
         (write_pytracer if what == "write pytracer" else write_torch)(path, events)
         return {}
@@ -240,10 +247,8 @@ def main() -> None:
             path = folder / "snapshot.pickle"
             in_own_process(__file__, f"write {kind}", path, events)
             file_bytes = path.stat().st_size
-            results: dict[str, list[dict[str, float] | None]] = {}
-            title = f"{kind}, {events:,} events"
-            for what in track(ways(events, options.rounds), title, console=Console(stderr=True)):
-                results.setdefault(what, []).append(measure(what, path, events))
+            turns = ways(events, options.rounds)
+            results = in_turn(turns, lambda what: measure(what, path, events))  # noqa: B023
         finally:
             shutil.rmtree(folder)
         for what, readings in results.items():
@@ -260,12 +265,8 @@ def main() -> None:
             else:
                 row.append(f"> {IMPORT_TIMEOUT_S}")
             table.add_row(*row)
-    Console().print(table)
-    save(options, figures)
+    save(options, figures, table)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))))
-    else:
-        main()
+    start(main, worker)

@@ -10,19 +10,14 @@ events with an out-of-memory at their end, and `memory_mb` is the process's peak
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/recommend.py --device cuda`.
 """
 
-import json
 import pickle
 import random
 import resource
-import sys
 import tempfile
 import time
 from typing import Any
 
-from harness import arguments, in_own_process, save, summary
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from harness import arguments, in_own_process, in_turn, new_table, save, start, summary
 
 EVENTS = 1_000_000
 LIVE = 10_000
@@ -109,30 +104,22 @@ def main() -> None:
         path = f"{folder}/recorded.pickle"
         events = in_own_process(__file__, "record", options.device, path)["events"]
         in_own_process(__file__, "with_oom", path)
-        console = Console(stderr=True)
-        rounds = [
-            in_own_process(__file__, "measure", path)
-            for _ in track(range(options.rounds), "measuring", console=console)
-        ]
+        tasks = ["measure"] * options.rounds
+        rounds = in_turn(tasks, lambda task: in_own_process(__file__, task, path))["measure"]
     figures = {
         "events": events,
         "requests": rounds[0].pop("requests"),
         "settings": rounds[0].pop("settings"),
         **{name: summary([round_[name] for round_ in rounds]) for name in rounds[0]},
     }
-    table = Table(title=f"{events:,} events, {figures['settings']} settings")
-    for column in ("", "median", "min", "max"):
-        table.add_column(column, justify="right")
+    title = f"{events:,} events, {figures['settings']} settings"
+    table = new_table(title, ("", "median", "min", "max"))
     for name in rounds[0]:
         found = figures[name]
         table.add_row(name, *(f"{found[key]:.2f}" for key in ("median", "min", "max")))
-    Console().print(table)
-    save(options, figures)
+    save(options, figures, table)
 
 
 if __name__ == "__main__":
     workers = {"record": record, "with_oom": with_oom, "measure": measure}
-    if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(workers[sys.argv[2]](*sys.argv[3:])))
-    else:
-        main()
+    start(main, lambda name, *arguments: workers[name](*arguments))

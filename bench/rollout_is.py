@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import RESULTS, environment, in_own_process
+from harness import RESULTS, environment, in_own_process, in_turn, new_table, start
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from rlhf_phases import Shape, Trainer
@@ -92,15 +90,13 @@ def main() -> None:
     where = environment()
     shapes = {**SHAPES, **(LARGE_SHAPES if where["simulated"] else {})}
     runs = [(name, mode) for name in shapes for mode in MODES]
-    results: dict[str, dict[str, Any]] = {name: {} for name in shapes}
-    for name, mode in track(runs, "measuring", console=Console(stderr=True)):
-        results[name][mode] = in_own_process(__file__, options.device, name, mode)
-    table = Table(title="The peak, and what rollout importance sampling adds to it")
-    for column in ("shape", "peak", "in phase", "metrics adds", "applied adds", "per cent"):
-        table.add_column(column, justify="left" if column in ("shape", "in phase") else "right")
+    results = in_turn(runs, lambda run: in_own_process(__file__, options.device, *run))
+    columns = ("shape", "peak", "in phase", "metrics adds", "applied adds", "per cent")
+    title = "The peak, and what rollout importance sampling adds to it"
+    table = new_table(title, columns, ("shape", "in phase"))
     figures = []
     for name, shape in shapes.items():
-        found = results[name]
+        found = {mode: results[name, mode][0] for mode in MODES}
         figures.append({"what": name, "shape": asdict(shape), "modes": found})
         peak = found["off"]["peak_bytes"]
         added = [found[mode]["peak_bytes"] - peak for mode in MODES[1:]]
@@ -120,7 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(*sys.argv[2:])))
-    else:
-        main()
+    start(main, worker)

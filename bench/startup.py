@@ -111,32 +111,26 @@ def unbuilt(device: str) -> dict[str, float]:
 
 def main() -> None:
     # A measured process imports nothing else: each object more is work for the garbage collector.
-    from harness import arguments, in_own_process, save, summary
-    from rich.console import Console
-    from rich.progress import track
-    from rich.table import Table
+    from harness import arguments, in_own_process, in_turn, new_table, save, summary
 
     options = arguments(__doc__, "startup_{device}.json", devices=("cpu", "cuda", "npu"))
     in_own_process(__file__, options.device, "code")  # builds the hook if it is not in the cache
     modes = tuple(dict.fromkeys(mode for mode, _ in FIGURES))
-    results: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
-    rounds = [mode for _ in range(options.rounds) for mode in modes]
-    for mode in track(rounds, "measuring", console=Console(stderr=True)):
-        results[mode].append(in_own_process(__file__, options.device, mode))
-    table = Table(title=f"Time added to a program's start on {options.device} (medians)")
-    for column in ("case", "what", "ms"):
-        table.add_column(column, justify="right" if column == "ms" else "left")
+    rounds = modes * options.rounds
+    results = in_turn(rounds, lambda mode: in_own_process(__file__, options.device, mode))
+    title = f"Time added to a program's start on {options.device} (medians)"
+    table = new_table(title, ("case", "what", "ms"), ("case", "what"))
     figures: dict[str, dict[str, Any]] = {mode: {} for mode in modes}
     for (mode, key), what in FIGURES.items():
         figures[mode][key] = summary([round_[key] for round_ in results[mode]])
         table.add_row(mode, what, f"{1000 * figures[mode][key]['median']:.3f}")
-    Console().print(table)
-    save(options, figures)
+    save(options, figures, table)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         modes = {"unset": unset, "set": traced, "code": in_code, "unbuilt": unbuilt}
-        print(json.dumps(modes[sys.argv[3]](sys.argv[2])))
+        device, mode = json.loads(sys.argv[2])
+        print(json.dumps(modes[mode](device)))
     else:
         main()

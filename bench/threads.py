@@ -18,9 +18,7 @@ thread: `SIMULATED_DEVICES=8 tests/devices/simulate cuda PYTHON bench/threads.py
 """
 
 import functools
-import json
 import operator
-import sys
 import tempfile
 import threading
 import time
@@ -28,11 +26,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import BASE, arguments, in_own_process, recorder, save, summary
+from harness import (
+    BASE,
+    arguments,
+    in_own_process,
+    in_turn,
+    new_table,
+    recorder,
+    save,
+    start,
+    summary,
+)
 from pairs import SIZE_BYTES, Case, Library, added, build
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 THREADS = (1, 2, 4, 8)
 OURS_ALL = "all"
@@ -117,15 +122,12 @@ def main() -> None:
     options = arguments(__doc__, "threads_{device}.json", ("cpu", "cuda", "npu"), rounds=3)
     device = options.device
     recorders = [OURS_ALL] if device == "cpu" else [OURS_ALL, BASE]
-    results: dict[str, list[list[dict[str, float]]]] = {name: [] for name in recorders}
-    rounds = [name for _ in range(options.rounds) for name in recorders]
     with tempfile.TemporaryDirectory() as folder:
         library = build(device, Path(folder))
-        for name in track(rounds, "measuring", console=Console(stderr=True)):
-            results[name].append(in_own_process(__file__, device, name, library))
-    table = Table(title=f"Threads that allocate and free on {device}")
-    for column in ("threads", "devices", "recorder", "M pairs/s", "ns", "added", "ratio"):
-        table.add_column(column, justify="left" if column == "recorder" else "right")
+        rounds = recorders * options.rounds
+        results = in_turn(rounds, lambda name: in_own_process(__file__, device, name, library))
+    columns = ("threads", "devices", "recorder", "M pairs/s", "ns", "added", "ratio")
+    table = new_table(f"Threads that allocate and free on {device}", columns, columns[2:3])
     figures = []
     for index, layout in enumerate(layouts(device_count(device))):
         table.add_section()
@@ -152,12 +154,8 @@ def main() -> None:
                 row.append(f"{figure['of_native']['median']:.2f}")
             figures.append(figure)
             table.add_row(f"{layout.threads} {layout.kind}", str(layout.devices), name, *row)
-    Console().print(table)
-    save(options, figures)
+    save(options, figures, table)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(*sys.argv[2:5])))
-    else:
-        main()
+    start(main, worker)

@@ -25,10 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, in_own_process, save, summary
+from harness import arguments, in_own_process, new_table, save, start, summary
 from reading import measure_command
-from rich.console import Console
-from rich.table import Table
 
 EVENTS = 1_000_000
 KINDS = ("pytracer", "torch")
@@ -90,10 +88,10 @@ DRAWN = """() => [...document.querySelectorAll("#timeline canvas")].some(canvas 
     && canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some(v => v))"""
 
 
-def worker(kind: str, path: Path) -> dict[str, float]:
+def worker(kind: str, path: str) -> dict[str, float]:
     import reading
 
-    (reading.write_pytracer if kind == "pytracer" else reading.write_torch)(path, EVENTS)
+    (reading.write_pytracer if kind == "pytracer" else reading.write_torch)(Path(path), EVENTS)
     return {}
 
 
@@ -202,11 +200,9 @@ def main() -> None:
     if chromium is None:
         sys.exit("Chromium is not installed: apt-get install chromium")
     figures = []
-    table = Table(title=f"Pages of {EVENTS:,} events (medians)")
-    for column in ("file", "MB", "page MB", "write s", "peak MB", "first paint s", "timeline s"):
-        table.add_column(column, justify="right")
-    for column in ("frames/s", "slow frame ms", "tab MB"):
-        table.add_column(column, justify="right")
+    columns = ["file", "MB", "page MB", "write s", "peak MB", "first paint s", "timeline s"]
+    columns += ["frames/s", "slow frame ms", "tab MB"]
+    table = new_table(f"Pages of {EVENTS:,} events (medians)", columns)
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name:
         snapshot, page = Path(name, "snapshot.pickle"), Path(name, "page.html")
         for kind in KINDS:
@@ -238,12 +234,8 @@ def main() -> None:
                 f"{1000 * middle['slow_frame_s']:.0f}",
                 f"{middle['tab_bytes'] / 1e6:.0f}",
             )
-    Console().print(table)
-    save(options, figures)
+    save(options, figures, table)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(sys.argv[2], Path(sys.argv[3]))))
-    else:
-        main()
+    start(main, worker)

@@ -20,8 +20,7 @@ COMPILE = ["g++", "-std=c++17", "-O2", "-fPIC", "-pthread", "-shared", "-Wl,--no
 SYMBOLS = r"(acl|rt[A-Z]|[Hh]ccl|Msprof|ge|aml|drv)"
 # Functions that torch_npu looks up by name: operators, and these families.
 BY_NAME = re.compile(
-    rb"\0(aclnn[A-Z]\w+|aclDestroy\w+|aclprof[A-Z]\w+|aclrt(?:Set|Use|Unuse|Reset)\w+|aclopSet\w+)"
-    rb"(?=\0)"
+    rb"\0(acl(?:nn[A-Z]|Rfft|Stft|Destroy|prof[A-Z]|rt(?:Set|Use|Unuse|Reset)|opSet)\w*)(?=\0)"
 )
 # Libraries that torch_npu opens at run time, in addition to those that it is linked with.
 OPENED = ("libopapi.so", "libnnopbase.so", "libmsprofiler.so", "libascend_dump.so")

@@ -4,7 +4,7 @@ import os
 import shlex
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 
@@ -94,33 +94,24 @@ def fit(
     on_progress("Matching and simulating the requests")
     variables = variables_of([sizes for file in files for sizes in file.sizes], targets)
     program = Program(files, variables)
-    _check_growth(program)
+    for name in variables:
+        recorded_most = max(program.points, key=lambda each: each[name])
+        doubled = {**recorded_most, name: 2 * recorded_most[name]}
+        if program.size_bytes(doubled).sum() <= program.size_bytes(recorded_most).sum():
+            raise PytracerError(
+                f"the recordings with more {name} request no more memory: check their sizes, "
+                + "; ".join(map(sizes_text, program.points))
+            )
     pairs = [(each.peak(), program.peak(each.sizes[0])) for each in files if not each.varies]
     off = max((_error(*pair) for pair in pairs), default=0.0)
     check_error = _check_error(files, variables)
     most = {name: max(each[name] for each in program.points) for name in variables}
     times = float(np.prod([max(targets[-1][name] / most[name], 1) for name in most]))
     margin = max(_MARGIN, 2 * off, 2 * (check_error or 0)) * (2 if times > _FAR else 1)
-    notes = [*_notes(program, targets[-1], off, times), version_note(program.base.recording)]
     found = _estimated(program, targets, device_memory_bytes, margin)
+    notes = [*_notes(program, targets[-1], off, times), version_note(program.base.recording)]
     found = replace(found, check_error=check_error, notes=[*filter(None, notes)])
     return replace(found, answer=answer_of(found))
-
-
-def _check_growth(program: Program) -> None:
-    """Check that larger sizes request more memory.
-
-    Raises:
-        PytracerError: They do not: the recordings have other sizes than those given.
-    """
-    for name in program.variables:
-        sizes = max(program.points, key=lambda each: each[name])
-        doubled = program.size_bytes({**sizes, name: 2 * sizes[name]})
-        if doubled.sum() <= program.size_bytes(sizes).sum():
-            raise PytracerError(
-                f"the recordings with more {name} request no more memory: check their sizes, "
-                + "; ".join(map(sizes_text, program.points))
-            )
 
 
 def _check_error(files: Sequence[Recorded], variables: Sequence[str]) -> float | None:
@@ -135,19 +126,12 @@ def _check_error(files: Sequence[Recorded], variables: Sequence[str]) -> float |
 
 def _error(recorded: Peak, estimated: Peak) -> float:
     """Return the larger error of the two peaks, as a share."""
-    return max(
-        abs(estimated.allocated_bytes / max(recorded.allocated_bytes, 1) - 1),
-        abs(estimated.reserved_bytes / max(recorded.reserved_bytes, 1) - 1),
-    )
+    pairs = zip(astuple(recorded), astuple(estimated), strict=True)
+    return float(max(abs(found / max(known, 1) - 1) for known, found in pairs))
 
 
 def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterator[str]:
-    """Yield what makes an estimate uncertain, in sentences.
-
-    Args:
-        off: The largest error of a peak at a recorded size, as a share.
-        times: How many times the largest recorded data the target's are.
-    """
+    """Yield what makes an estimate uncertain: how far `off` it is at recorded sizes, and so on."""
     sizes = program.size_bytes(target)
     if times > _FAR:
         yield (
@@ -167,11 +151,17 @@ def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterato
 def _estimated(
     program: Program, targets: Sequence[Sizes], memory_bytes: int | None, margin: float
 ) -> Fit:
-    base, target = program.base, targets[-1]
-    memory_bytes, room_bytes = _room_of(base, memory_bytes)
+    base, recording, target = program.base, program.base.recording, targets[-1]
+    total_bytes = base.snapshot.metadata.device(recording.device).total_bytes
+    memory_bytes = room_bytes = memory_bytes or total_bytes
+    # Other processes and the driver take as much as in the recording.
+    if memory_bytes and total_bytes and recording.limit_bytes is not None:
+        room_bytes = max(memory_bytes - max(total_bytes - recording.limit_bytes, 0), 0)
+        if recording.fraction_bytes is not None:
+            room_bytes = round(recording.fraction_bytes / total_bytes * memory_bytes)
 
     def runs(sizes: Sizes, share: float) -> bool:
-        limits = limits_of(base.recording, round((room_bytes or 0) * share))
+        limits = limits_of(recording, round((room_bytes or 0) * share))
         return program.simulate(sizes, limits).ooms == 0
 
     def fits(sizes: Sizes) -> bool | None:
@@ -199,7 +189,7 @@ def _estimated(
     kind = {True: FITS, False: DOES_NOT_FIT, None: UNKNOWN}[predictions[-1].fits]
     return Fit(
         kind=NO_DEVICE if room_bytes is None else kind,
-        device=base.recording.name,
+        device=recording.name,
         device_memory_bytes=memory_bytes,
         room_bytes=room_bytes,
         target=predictions[-1],
@@ -215,22 +205,6 @@ def _estimated(
     )
 
 
-def _room_of(base: Recorded, memory_bytes: int | None) -> tuple[int | None, int | None]:
-    """Return the memory of a device, by default the recorded one, and what the allocator can get.
-
-    Other processes and the driver take as much as in the recording.
-    """
-    recording = base.recording
-    total_bytes = base.snapshot.metadata.device(recording.device).total_bytes
-    memory_bytes = room_bytes = memory_bytes or total_bytes
-    if room_bytes is not None and total_bytes and recording.limit_bytes is not None:
-        if recording.fraction_bytes is not None:
-            room_bytes = round(recording.fraction_bytes / total_bytes * room_bytes)
-        else:
-            room_bytes = max(room_bytes - max(total_bytes - recording.limit_bytes, 0), 0)
-    return memory_bytes, room_bytes
-
-
 def _command(base: Recorded, target: Sizes, memory_bytes: int | None) -> str:
     """Return the command of a dry run of the recorded script, on a device with this memory."""
     stacks = [base.snapshot.stacks.frames(each) for each in np.unique(base.recording.trace.stack)]
@@ -244,7 +218,7 @@ def _command(base: Recorded, target: Sizes, memory_bytes: int | None) -> str:
     near = [
         name
         for name, model in MODELS.items()
-        if memory_bytes and abs(model.memory_bytes / memory_bytes - 1) < _SAME_MEMORY
+        if memory_bytes and abs(model.capacity_bytes / memory_bytes - 1) < _SAME_MEMORY
         if model.backend == base.recording.backend
     ]
     at = shlex.quote(",".join(f"{name}={value}" for name, value in target.items()))

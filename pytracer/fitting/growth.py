@@ -22,18 +22,22 @@ comes before them: the tokens of an expert and padded rows are nearly a product.
 class Growth:
     """The growth of each request.
 
+    Args:
+        points: float64 of shape (recordings, variables).
+        sizes: int64 of shape (recordings, requests): the requested bytes, or `MISSING`.
+
     Attributes:
         is_near: bool, which requests do not have the bytes of their polynomial at each point.
     """
 
     def __init__(self, points: Column, sizes: Column) -> None:
-        """Find the polynomials.
-
-        Args:
-            points: float64 of shape (recordings, variables).
-            sizes: int64 of shape (recordings, requests): the requested bytes, or `MISSING`.
-        """
-        self._powers = _powers(points.shape[1])
+        # The powers of the variables in each term, low ones first; the first is constant. Volumes
+        # have the third power of their side, times the batch.
+        variables = points.shape[1]
+        most = 3 if variables <= 2 else 2  # of three variables there are many products
+        terms = product(range(most + 1), repeat=variables)
+        chosen = [each for each in terms if sum(each) <= most + 1]
+        self._powers = np.array(sorted(chosen, key=lambda each: (sum(each), max(each, default=0))))
         # Layers and steps repeat: of 70,000 requests, some hundred have to be fitted.
         distinct, place = np.unique(sizes, axis=1, return_inverse=True)
         self._place = place.ravel()
@@ -73,16 +77,6 @@ class Growth:
                 self._coefficients[:, rows[chosen]] = 0
                 self._coefficients[np.ix_(terms, rows[chosen])] = (found.T / scale).T[:, is_best]
         return best > 0
-
-
-def _powers(variables: int) -> Column:
-    """Return the powers of the variables in each term, low ones first; the first is constant.
-
-    Volumes have the third power of their side, times the batch.
-    """
-    most = 3 if variables <= 2 else 2  # of three variables there are many products
-    found = [each for each in product(range(most + 1), repeat=variables) if sum(each) <= most + 1]
-    return np.array(sorted(found, key=lambda each: (sum(each), max(each, default=0))))
 
 
 def _polynomials(powers: Column, points: Column, count: int) -> Iterator[list[int]]:

@@ -24,11 +24,7 @@ _EXAMPLE = "give sizes such as batch=16,length=4096"
 
 
 def parsed_file(text: str) -> tuple[Path, GivenSizes | None]:
-    """Return the path of "a.pickle@batch=2,length=64/128" and its sizes; None: it has none.
-
-    Raises:
-        ConfigError: A size is no whole number greater than 0.
-    """
+    """Return the path of "a.pickle@batch=2,length=64/128" and its sizes; None: it has none."""
     path, _, sizes = text.rpartition("@")
     if not path or "=" not in sizes or Path(text).exists():
         return Path(text), None
@@ -46,9 +42,6 @@ def parsed_target(text: str) -> dict[str, Sequence[int]]:
     """Return the values of each variable of a text such as "batch=8..32,length=4096".
 
     "8..32" means all numbers from 8 to 32, and "8..32..8" every eighth of them.
-
-    Raises:
-        ConfigError: The text has another form, or a range is empty.
     """
     found: dict[str, Sequence[int]] = {}
     for part in text.split(","):
@@ -64,11 +57,7 @@ def parsed_target(text: str) -> dict[str, Sequence[int]]:
 
 
 def targets_of(values: Mapping[str, int | Sequence[int]]) -> list[Sizes]:
-    """Return all combinations of the values, in their order.
-
-    Raises:
-        ConfigError: There are no values, too many, or one is no whole number greater than 0.
-    """
+    """Return all combinations of the values, in their order."""
     found: list[Sizes] = [{}]
     for name, given in values.items():
         column = [given] if isinstance(given, int) else list(given)
@@ -83,42 +72,27 @@ def targets_of(values: Mapping[str, int | Sequence[int]]) -> list[Sizes]:
 
 
 def sizes_of(snapshot: Snapshot, given: GivenSizes | None, names: Sequence[str]) -> GivenSizes:
-    """Return the sizes of a recording: those given with its name, or else of its metadata.
+    """Return the sizes of a recording: those given with its name, or else of its metadata."""
 
-    Raises:
-        ConfigError: One of the `names` has no size.
-    """
-    found = given or {
-        name: value
-        for name, value in snapshot.metadata.given.items()
-        if isinstance(name, str)
-        and _are_sizes(value if isinstance(value, list) and name in names else [value])
-    }
+    def is_size(name: object, value: object) -> bool:
+        values = value if isinstance(value, list) and name in names else [value]
+        is_whole = all(type(each) is int and each > 0 for each in values)
+        return isinstance(name, str) and bool(values) and is_whole
+
+    metadata = snapshot.metadata.given.items()
+    found = given or {name: value for name, value in metadata if is_size(name, value)}
     for name in names:
         if name not in found:
             path = snapshot.path
             raise ConfigError(
                 f"{path} does not say its {name}: give a whole number as {path}@{name}=2, or "
-                f"record with PYTRACER_METADATA={name}=2 or "
-                f'Tracer(metadata={{"{name}": 2}})'
+                f'record with PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}})'
             )
     return found
 
 
-def _are_sizes(values: list[object]) -> bool:
-    return bool(values) and all(type(value) is int and value > 0 for value in values)
-
-
 def variables_of(recorded: Sequence[Sizes], targets: Sequence[Sizes]) -> list[str]:
-    """Return the variables in which recordings differ, in the order of `--at`.
-
-    Args:
-        recorded: The sizes of each recording, or of each step.
-        targets: The sizes to predict.
-
-    Raises:
-        PytracerError: The recordings do not show how the program grows with a variable.
-    """
+    """Return the variables in which recordings, or their steps, differ, in the order of `--at`."""
     names = [*targets[0]]
     for name in sorted({*recorded[0]}.intersection(*recorded) - {*names}):
         if len(values := {sizes[name] for sizes in recorded}) > 1:

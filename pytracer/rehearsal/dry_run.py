@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pytracer.reading.snapshot import Snapshot
 from pytracer.rehearsal import libraries
 from pytracer.rehearsal.models import Model, model_of
 from pytracer.rehearsal.plan import Plan, read_report
-from pytracer.rehearsal.results import DryRun, result_of
+from pytracer.rehearsal.results import DryRun, answer_of, answer_of_snapshots
 from pytracer.text import number, printable
 from pytracer.tracing.options import SWITCH, record_all_ranks, variable
 
@@ -81,12 +82,17 @@ def dry_run(
         PytracerError: The program failed for another reason than memory, or used no device.
     """
     model = model_of(device)
+    model = replace(model, capacity_bytes=device_memory_bytes or model.capacity_bytes)
+    if not 0 <= context_memory_bytes < model.capacity_bytes:
+        raise ConfigError(
+            f"context_memory_bytes={context_memory_bytes}: the device has {model.capacity_bytes} "
+            "bytes"
+        )
     folder = new_folder() if output is None else Path(output)
+    if folder.suffix == ".pickle" or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError(f"output={folder}: give a new or empty folder for the recordings")
     with tempfile.TemporaryDirectory(prefix="pytracer_") as reports:
         plan = Plan(
-            device=device,
-            device_bytes=device_memory_bytes or model.memory_bytes,
-            context_bytes=context_memory_bytes,
             world_size=world_size,
             rank=rank,
             is_together=together,
@@ -98,11 +104,12 @@ def dry_run(
         )
         whole = _checked(command, plan)
         environment = {**_OFFLINE, **os.environ, **(variables or {}), **_variables(plan, model)}
+        environment["SIMULATED_OTHERS_MB"] = str(-(-context_memory_bytes >> 20))
         environment[variable("output")] = os.path.abspath(folder)
         record_all_ranks(environment)
         log = folder / "log.txt" if is_quiet else None
-        _make(folder)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             code, took_s = run_to_end(whole, environment, log, time_limit_s + _PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise PytracerError(
@@ -110,7 +117,7 @@ def dry_run(
             ) from None
         except OSError as error:
             text = printable(shlex.join(command))
-            raise PytracerError(f"cannot run {text}: {error.strerror}") from error
+            raise PytracerError(f"cannot run {text}: {error}") from error
         report = read_report(Path(reports))
     snapshots: list[Snapshot] = []
     files = read_run(folder, snapshots.append)
@@ -128,22 +135,30 @@ def dry_run(
             "nothing can be said about the program's memory: it used no device, or ended without "
             "Python's exit (os._exit)"
         )
-    is_oom = code != 0 or report.gave_up
-    return result_of(plan, files, snapshots, report, is_oom, took_s)
+    decides = any(value.decides for value in report.values)
+    found = DryRun(
+        fits=code == 0 and not report.gave_up,
+        device=device,
+        world_size=report.world_size,
+        peak_allocated_bytes=files.numbers["peak_allocated_bytes"],
+        peak_reserved_bytes=files.numbers["peak_reserved_bytes"],
+        device_bytes=model.capacity_bytes,
+        context_bytes=context_memory_bytes,
+        flushes=files.numbers.get("retries", 0),
+        is_least=decides or bool(report.unknown) or report.stopped == "time",
+        unknown=report.unknown,
+        values=sorted(report.values, key=lambda value: not value.decides),
+        steps=report.steps,
+        seconds=took_s,
+        paths=[str(path) for path in files.paths],
+        answer=answer_of_snapshots(snapshots),
+    )
+    return replace(found, answer=answer_of(found, report, files, mask_part))
 
 
 def new_folder() -> Path:
     """Return the folder of the recordings of a dry run that begins now, if none is named."""
     return Path("outputs", "dry_run", f"{datetime.now():%Y%m%d_%H%M%S_%f}")
-
-
-def _make(folder: Path) -> None:
-    if folder.suffix == ".pickle" or (folder.is_dir() and any(folder.iterdir())):
-        raise ConfigError(f"output={folder}: give a new or empty folder for the recordings")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PytracerError(f"cannot make {folder}: {error.strerror}") from error
 
 
 def _variables(plan: Plan, model: Model) -> dict[str, str]:
@@ -154,8 +169,6 @@ def _variables(plan: Plan, model: Model) -> dict[str, str]:
         **model.variables(),
         **plan.variable(),
         SWITCH: "1",
-        "SIMULATED_CAPACITY_BYTES": str(plan.device_bytes),
-        "SIMULATED_OTHERS_MB": str(-(-plan.context_bytes >> 20)),
         "SIMULATED_DEVICES": str(ranks),
     }
     if plan.world_size > 1 and not plan.is_together:
@@ -182,17 +195,11 @@ def _checked(command: Sequence[str], plan: Plan) -> list[str]:
         raise ConfigError("stop_after_steps must not be negative, and time_limit_s be above 0")
     if not 0 <= plan.mask_part <= 1:
         raise ConfigError(f"mask_part={plan.mask_part} is not between 0 and 1")
-    if not 0 <= plan.context_bytes < plan.device_bytes:
-        raise ConfigError(
-            f"context_memory_bytes={plan.context_bytes}: the device has {plan.device_bytes} bytes"
-        )
     is_python = command[0] in ("-m", sys.executable) or command[0].endswith(".py")
     command = command[command[0] == sys.executable :]
-    if plan.is_together and plan.world_size > 1:
-        if not is_python:
-            raise ConfigError(f"together: {command[0]} is no Python script, and no `-m MODULE`")
-        launcher = ["-m", "torch.distributed.run", "--standalone"]
-        return [sys.executable, *launcher, f"--nproc-per-node={plan.world_size}", *command]
     if not is_python and shutil.which(command[0]) is None:
         raise ConfigError(f"cannot run {command[0]}: give a script, `-m MODULE` or a program")
+    if plan.is_together and plan.world_size > 1:
+        launcher = ["torch.distributed.run", "--standalone", *["--no-python"] * (not is_python)]
+        return [sys.executable, "-m", *launcher, f"--nproc-per-node={plan.world_size}", *command]
     return [*([sys.executable] if is_python else []), *command]

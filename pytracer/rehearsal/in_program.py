@@ -20,26 +20,24 @@ from pytracer.rehearsal import stand_ins, values
 LIBRARIES = ("transformers", "accelerate", "peft", "trl", "lightning", "torchtitan", "diffusers")
 
 _report = plans.Report()
+_plan: plans.Plan
 _ooms_before_step = 0  # how often memory had run out at the last step of an optimizer
 
 
 def prepare() -> None:
     """Prepare this process of a dry run."""
-    plan = plans.Plan.of_environment()
-    import_hook.after_import("torch", lambda torch: _begin(torch, plan))
-    stand_ins.prepare(plan, _report)
+    global _plan
+    _plan = plans.Plan.of_environment()
+    import_hook.after_import("torch", _begin)
+    stand_ins.prepare(_plan, _report)
 
 
-def _begin(torch: ModuleType, plan: plans.Plan) -> None:
+def _begin(torch: ModuleType) -> None:
     """Watch the program from the end of torch's import on."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     values.watch(_report)
-    stand_ins.replace_in_torch(torch, plan, _report)
-
-    def write() -> None:
-        _write(plan)
-
+    stand_ins.replace_in_torch(torch, _plan, _report)
     counts: Counter[int] = Counter()
 
     def count(optimizer: Any, *_: Any) -> None:
@@ -50,48 +48,43 @@ def _begin(torch: ModuleType, plan: plans.Plan) -> None:
         _report.steps = max(counts.values())
         _ooms_before_step = stand_ins.ooms(torch)
         # All of them, but for those that make fewer steps.
-        if 0 < plan.stop_after_steps in (min(counts.values()), _report.steps - 1):
-            _stop(plan, "steps")
+        if 0 < _plan.stop_after_steps in (min(counts.values()), _report.steps - 1):
+            _stop("steps")
 
     register_optimizer_step_post_hook(count)
-    atexit.register(write)
+    atexit.register(_write)
     # Children of multiprocessing end without `atexit`.
-    multiprocessing.util.register_after_fork(_report, lambda _: _follow(write))
-    _follow(write)
-    timer = threading.Timer(plan.time_limit_s, lambda: _stop(plan, "time"))
+    multiprocessing.util.register_after_fork(_report, _follow)
+    _follow()
+    timer = threading.Timer(_plan.time_limit_s, _stop, ["time"])
     timer.daemon = True
     timer.start()
 
 
-def _follow(write: Any) -> None:
+def _follow(_: object = None) -> None:
     if multiprocessing.parent_process() is not None:
-        multiprocessing.util.Finalize(None, write, exitpriority=1)
+        multiprocessing.util.Finalize(None, _write, exitpriority=1)
 
 
-def _write(plan: plans.Plan) -> None:
+def _write() -> None:
     """Write the report of a process that used a device."""
     torch = sys.modules["torch"]
     if not getattr(torch, stand_ins.device_backend()).is_initialized():
         return
     if _report.world_size == 1:  # the program made no process group
         _report.world_size = int(os.environ.get("WORLD_SIZE") or 1)
-    _report.versions = _versions(torch)
+    used = [name for name in ("torch", *LIBRARIES) if name in sys.modules]
+    _report.versions = {name: str(getattr(sys.modules[name], "__version__", "?")) for name in used}
     error = getattr(sys, "last_value", None)
     _report.is_other_error = error is not None and "out of memory" not in str(error).lower()
     _report.gave_up = stand_ins.ooms(torch) > _ooms_before_step
     with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
         stand_ins.note_unknown(torch, _report)
     with contextlib.suppress(OSError):
-        _report.write(plan.folder)
+        _report.write(_plan.folder)
 
 
-def _versions(torch: ModuleType) -> dict[str, str]:
-    found = {"torch": torch.__version__}
-    names = [name for name in LIBRARIES if name in sys.modules]
-    return found | {name: str(getattr(sys.modules[name], "__version__", "?")) for name in names}
-
-
-def _stop(plan: plans.Plan, why: str) -> NoReturn:
+def _stop(why: str) -> NoReturn:
     """End this process: its snapshot is written, and no code of the program runs any more.
 
     What a program does at its end is left out: it would save and upload what it has not computed.
@@ -105,5 +98,5 @@ def _stop(plan: plans.Plan, why: str) -> NoReturn:
     with contextlib.suppress(Exception):
         process.finish()
         box.remove_unused()
-    _write(plan)
+    _write()
     process.end(0)

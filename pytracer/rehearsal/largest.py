@@ -71,7 +71,7 @@ def largest(
     on_run: Callable[[Mapping[str, int], DryRun], object] = lambda *_: None,
     **options: Any,
 ) -> Largest:
-    """Find the largest value with which a program fits: doubled, and then halved between two.
+    """Find the largest value with which a program fits: multiplied, and then halved between two.
 
     Args:
         command: As `dry_run` takes it, with "{batch}" in the place of the variable "batch".
@@ -97,31 +97,20 @@ def largest(
         on_run({variable: value}, runs[value])
         return runs[value].fits
 
-    low, high = 0, 1
-    while high <= MOST and fits(high):
-        low, high = high, _next(runs, high)
-    while high - low > 1 and high <= MOST:
-        middle = _between(runs, low, high)
+    low, high = (1, 0) if fits(1) else (0, 1)  # a `high` of 0 is unknown
+    while low < MOST and high != low + 1:
+        middle = _between(runs, low, high or min(7 * low, MOST + 1))
         low, high = (middle, high) if fits(middle) else (low, middle)
     calm = [value for value, run in runs.items() if run.fits and not run.flushes]
     found = Largest(variable, low, max(calm, default=0), runs, runs[low or 1].answer)
     return replace(found, answer=_answer(found))
 
 
-def _next(runs: Mapping[int, DryRun], value: int) -> int:
-    """Return what to try after a value that fits, while none is known that does not.
-
-    Small sizes may seem to need nothing, because the optimizer's states are larger. So a step is at
-    most eightfold.
-    """
-    guess = _guess(runs)
-    if guess is None:
-        return 2 * value
-    return min(guess, 8 * value) if guess > value else value + max(1, value // 8)
-
-
 def _between(runs: Mapping[int, DryRun], low: int, high: int) -> int:
-    """Return what to try between a value that fits and one that does not."""
+    """Return what to try between a value that fits and one that does not, or is not known to.
+
+    Small sizes may seem to need nothing, because the optimizer's states are larger.
+    """
     guess = _guess(runs)
     if guess is None or guess >= high:
         return (low + high) // 2
@@ -137,7 +126,7 @@ def _guess(runs: Mapping[int, DryRun]) -> int | None:
     peaks = [runs[value].peak_allocated_bytes for value in fitting]
     each = (peaks[1] - peaks[0]) / (more - less)
     room = runs[more].device_bytes - runs[more].context_bytes - peaks[1]
-    return min(more + int(room / each), MOST) if each > 0 else None
+    return more + int(room / each) if each > 0 else None
 
 
 def _answer(found: Largest) -> Answer:

@@ -89,10 +89,10 @@ def _package(name: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def _version(package: str) -> str:
+def _version(package: str, name: str = "__version__") -> str:
     text = (_package(package) / "version.py").read_text()
-    found = re.search(r"__version__ = '([^']+)'", text)
-    return found[1] if found else "?"
+    found = re.search(rf"^{name}\b.*= '([^']+)'", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _is_cuda_build() -> bool:
@@ -101,14 +101,13 @@ def _is_cuda_build() -> bool:
 
 def _cuda_version() -> int:
     """Return the version of CUDA that torch is built for; 13020 means 13.2."""
-    text = (_package("torch") / "version.py").read_text()
-    found = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
-    if found is None or not _is_cuda_build():
+    if not _is_cuda_build():
         raise ConfigError(
             f"torch {_version('torch')} of {sys.executable} is no build for CUDA, which simulated "
             "GPUs need: install one, for example by `pip install --no-deps torch`"
         )
-    return int(found[1]) * 1000 + int(found[2]) * 10
+    major, minor = map(int, _version("torch", "cuda").split("."))
+    return major * 1000 + minor * 10
 
 
 def _npu_folder() -> Path:

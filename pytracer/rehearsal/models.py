@@ -3,7 +3,7 @@
 Sizes are those that torch reports on such a device. They differ by about 1 % between drivers.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from pytracer.errors import ConfigError
 from pytracer.text import did_you_mean
@@ -11,44 +11,41 @@ from pytracer.text import did_you_mean
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a device.
+    """A model of a device: SIMULATED_ and an attribute's name is the variable of its driver.
 
     Attributes:
-        product: The name that the driver reports.
-        memory_bytes: The memory of the device.
-        capability: The compute capability: 90 means 9.0. It decides how much memory cuBLAS takes
-            for its workspaces. 0: an NPU.
+        name: What the driver reports.
+        capacity_bytes: The memory of the device.
+        compute_capability: 90 means 9.0. It decides how much memory cuBLAS takes for its
+            workspaces. 0: an NPU.
         multiprocessors: Their number.
         l2_bytes: The size of the cache of the second level.
-        shared_bytes: The shared memory of a multiprocessor. From 8.0 on, a block can have 1 KiB
-            less.
-        threads: The threads of a multiprocessor.
+        shared_multiprocessor_bytes: The shared memory of a multiprocessor. From 8.0 on, a block can
+            have 1 KiB less.
+        multiprocessor_threads: The threads of a multiprocessor.
     """
 
-    product: str
-    memory_bytes: int
-    capability: int = 0
+    name: str
+    capacity_bytes: int
+    compute_capability: int = 0
     multiprocessors: int = 0
     l2_bytes: int = 0
-    shared_bytes: int = 0
-    threads: int = 2048
+    shared_multiprocessor_bytes: int = 0
+    multiprocessor_threads: int = 2048
 
     @property
     def backend(self) -> str:
         """ "cuda" or "npu"."""
-        return "cuda" if self.capability else "npu"
+        return "cuda" if self.compute_capability else "npu"
 
     def variables(self) -> dict[str, str]:
         """Return the variables that describe the device to the simulated drivers."""
-        block_bytes = self.shared_bytes - 1024 * (self.capability >= 80)
-        values = zip(_VARIABLES, (*astuple(self), block_bytes), strict=True)
-        return {f"SIMULATED_{name}": str(value) for name, value in values if value}
+        less_bytes = 1024 * (self.compute_capability >= 80)
+        block = {"shared_block_bytes": self.shared_multiprocessor_bytes - less_bytes}
+        values = (vars(self) | block).items()
+        return {f"SIMULATED_{name.upper()}": str(value) for name, value in values if value}
 
 
-_VARIABLES = (
-    *("NAME", "CAPACITY_BYTES", "COMPUTE_CAPABILITY", "MULTIPROCESSORS", "L2_BYTES"),
-    *("SHARED_MULTIPROCESSOR_BYTES", "MULTIPROCESSOR_THREADS", "SHARED_BLOCK_BYTES"),
-)
 _A100 = (80, 108, 40 << 20, 164 << 10)
 _H100 = (90, 132, 50 << 20, 228 << 10)
 _V100 = (70, 80, 6 << 20, 96 << 10)

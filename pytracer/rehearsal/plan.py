@@ -14,9 +14,6 @@ class Plan:
     """What the processes of a dry run do.
 
     Attributes:
-        device: The model of the device, as in "h100".
-        device_bytes: Its memory.
-        context_bytes: What of it is assumed to be taken outside of torch's allocator.
         world_size, rank: The number of ranks, and the one that runs.
         is_together: Whether all ranks run, so that objects of the host can be exchanged.
         stop_after_steps: The number of steps of an optimizer after which a process ends; 0: none.
@@ -26,9 +23,6 @@ class Plan:
         folder: Where each process writes its `Report`.
     """
 
-    device: str
-    device_bytes: int
-    context_bytes: int
     world_size: int
     rank: int
     is_together: bool

@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from types import ModuleType
 from typing import Any
@@ -41,15 +41,27 @@ def replace_in_torch(torch: ModuleType, plan: Plan, report: Report) -> None:
     _skip_random_values(torch)
     if plan.mask_part:
         _give_sizes_to_masks(torch, plan.mask_part)
-    record_stream = torch.Tensor.record_stream
 
-    def noting(tensor: Any, stream: Any) -> None:
-        _note(report, "when memory is free again that another stream uses")
+    def noting(record_stream: Callable[..., Any], tensor: Any, stream: Any) -> None:
+        report.unknown.append("when memory is free again that another stream uses")
+        torch.Tensor.record_stream = record_stream
         record_stream(tensor, stream)
 
-    torch.Tensor.record_stream = noting
+    _replace(torch.Tensor, "record_stream", noting)
     if not plan.allow_writes:
         _leave_out_saves(torch, report)
+
+
+def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Have the calls of a function, if there is one, go to another, which gets it first."""
+    function = getattr(owner, name, None)
+    if function is not None:
+
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            return replacement(function, *arguments, **options)
+
+        setattr(owner, name, call)
 
 
 def is_on_default_stream(torch: ModuleType) -> bool:
@@ -71,9 +83,9 @@ def device_backend() -> str:
 def note_unknown(torch: ModuleType, report: Report) -> None:
     """Note in a report what takes memory of a real device, and none here."""
     if simulated.counter("unknown_workspaces"):
-        _note(report, "workspaces of cuDNN's convolutions and recurrent networks")
+        report.unknown.append("workspaces of cuDNN's convolutions and recurrent networks")
     if report.world_size > 1:
-        _note(report, "buffers of collective communication")
+        report.unknown.append("buffers of collective communication")
     if torch.cuda.is_initialized():
         major, minor = torch.cuda.get_device_capability()
         names = (name.strip("acf").rpartition("_")[2] for name in torch.cuda.get_arch_list())
@@ -85,34 +97,25 @@ def note_unknown(torch: ModuleType, report: Report) -> None:
             )
 
 
-def _note(report: Report, text: str) -> None:
-    if text not in report.unknown:
-        report.unknown.append(text)
-
-
 # --- values ---------------------------------------------------------------------------------------
 
 
 def _skip_random_values(torch: ModuleType) -> None:
     """Leave large parameters on the host without random values: they are copied unread."""
 
-    def skipping(method: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:
-        @wraps(method)
-        def skip(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            is_large = tensor.device.type == "cpu" and tensor.numel() > _LARGE
-            if is_large and tensor.dtype.is_floating_point and type(tensor) in kinds:
-                return tensor
-            return method(tensor, *arguments, **options)
-
-        return skip
+    def skip(
+        kinds: tuple[type, ...], method: Callable[..., Any], tensor: Any, *rest: Any, **options: Any
+    ) -> Any:
+        is_large = tensor.device.type == "cpu" and tensor.numel() > _LARGE
+        if is_large and tensor.dtype.is_floating_point and type(tensor) in kinds:
+            return tensor
+        return method(tensor, *rest, **options)
 
     parameter = torch.nn.Parameter
     for name in _RANDOM:
-        setattr(torch.Tensor, name, skipping(getattr(torch.Tensor, name), (parameter,)))
+        _replace(torch.Tensor, name, partial(skip, (parameter,)))
     for name in _INITIALISERS:
-        function = getattr(torch.nn.init, name, None)
-        if function is not None:
-            setattr(torch.nn.init, name, skipping(function, (parameter, torch.Tensor)))
+        _replace(torch.nn.init, name, partial(skip, (parameter, torch.Tensor)))
 
 
 def _give_sizes_to_masks(torch: ModuleType, part: float) -> None:
@@ -136,13 +139,15 @@ def _end_at_greatest_length(module: ModuleType) -> None:
     """Have `generate()` of transformers end at its greatest length: no token ends it earlier."""
     from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-    call, state = MaxLengthCriteria.__call__, {"is_over": False}
+    state = {"is_over": False}
 
-    def at_length(self: Any, input_ids: Any, scores: Any, **options: Any) -> Any:
+    def at_length(
+        call: Callable[..., Any], self: Any, input_ids: Any, *rest: Any, **options: Any
+    ) -> Any:
         state["is_over"] = input_ids.shape[1] >= self.max_length
-        return call(self, input_ids, scores, **options)
+        return call(self, input_ids, *rest, **options)
 
-    MaxLengthCriteria.__call__ = at_length
+    _replace(MaxLengthCriteria, "__call__", at_length)
     module.GenerationMixin._has_unfinished_sequences = lambda *_, **__: (
         not state.pop("is_over", False)
     )
@@ -153,10 +158,8 @@ def _end_at_greatest_length(module: ModuleType) -> None:
 
 def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
     """Have all collectives done by torch's fake process group, whatever backend is asked for."""
-    init, new_group = c10d.init_process_group, c10d.new_group
 
-    @wraps(init)
-    def init_process_group(*arguments: Any, **options: Any) -> None:
+    def init_process_group(init: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         asked = signature(init).bind(*arguments, **options).arguments
@@ -171,18 +174,21 @@ def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
         else:
             init("fake", rank=rank, world_size=world_size, store=FakeStore())
 
-    @wraps(new_group)
     def group(
-        ranks: Any = None, timeout: Any = None, backend: Any = None, *rest: Any, **options: Any
+        new: Any, ranks: Any = None, timeout: Any = None, _: Any = None, *rest: Any, **options: Any
     ) -> Any:
         options.pop("device_id", None)
-        return new_group(ranks, timeout, None, *rest, **options)
+        return new(ranks, timeout, None, *rest, **options)
 
-    c10d.init_process_group, c10d.new_group = init_process_group, group
+    def on_host(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options | {"device": c10d.torch.device("cpu")})
+
+    _replace(c10d, "init_process_group", init_process_group)
+    _replace(c10d, "new_group", group)
     c10d.monitored_barrier = lambda *_, **__: None
     if plan.is_together:
         for name in ("send_object_list", "recv_object_list", "broadcast_object_list"):
-            setattr(c10d, name, _on_host(getattr(c10d, name)))
+            _replace(c10d, name, on_host)
         return
 
     def own(objects: list[Any] | None, thing: Any) -> None:
@@ -197,20 +203,10 @@ def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
     )
 
 
-def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def on_host(*arguments: Any, **options: Any) -> Any:
-        from torch import device
-
-        return function(*arguments, **options | {"device": device("cpu")})
-
-    return on_host
-
-
 def _replace_ddp(module: ModuleType) -> None:
     """Give each bucket back unchanged: the fake group's work has no value, which DDP needs."""
     ddp = module.DistributedDataParallel
-    init, register = ddp.__init__, ddp.register_comm_hook
+    register = ddp.register_comm_hook
 
     def unchanged(_: Any, bucket: Any) -> Any:
         from torch.futures import Future
@@ -221,12 +217,11 @@ def _replace_ddp(module: ModuleType) -> None:
 
     unchanged.__annotations__.clear()  # DDP accepts none, or its own class
 
-    @wraps(init)
-    def with_hook(self: Any, *arguments: Any, **options: Any) -> None:
+    def with_hook(init: Callable[..., Any], self: Any, *arguments: Any, **options: Any) -> None:
         init(self, *arguments, **options)
         register(self, None, unchanged)
 
-    ddp.__init__ = with_hook
+    _replace(ddp, "__init__", with_hook)
     ddp.register_comm_hook = lambda *_: None  # the program's would wait for values
 
 
@@ -236,16 +231,11 @@ def _replace_ddp(module: ModuleType) -> None:
 def _leave_out_saves(module: ModuleType, report: Report) -> None:
     """Have checkpoints not written: they would be zeros, in place of those of real runs."""
 
-    def not_saving(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def save(*arguments: Any, **options: Any) -> Any:
-            if any(isinstance(each, io.BytesIO) for each in (*arguments, *options.values())):
-                return function(*arguments, **options)
-            report.unsaved += 1
-            return None
-
-        return save
+    def save(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if any(isinstance(each, io.BytesIO) for each in (*arguments, *options.values())):
+            return function(*arguments, **options)
+        report.unsaved += 1
+        return None
 
     for name in ("save", "save_file", "save_model"):
-        if hasattr(module, name):
-            setattr(module, name, not_saving(getattr(module, name)))
+        _replace(module, name, save)

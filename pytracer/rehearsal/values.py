@@ -36,8 +36,9 @@ def _note(report: Report, frame: FrameType | None) -> None:
     own = own_frame(frame)
     if frame is None or own is None:
         return
-    # Libraries read values for many purposes. Of theirs, those matter that become sizes.
-    if frame is not own and _use(frame) == _SIZE:
+    # Libraries read values for many purposes. Of theirs, those matter that become sizes, but not
+    # for a tensor's text.
+    if frame is not own and _use(frame) == _SIZE and "_tensor_str" not in frame.f_code.co_filename:
         own = frame
     line = own.f_code, own.f_lineno
     if line not in _found and len(_found) < _MOST:
@@ -106,29 +107,32 @@ def _parts(filename: str) -> list[tuple[Place, Place, int]]:
     found = []
     for scope in (node for node in ast.walk(tree) if isinstance(node, _SCOPES)):
         nodes = [*_nodes_of(scope)]
-        tests = [node.test for node in nodes if isinstance(node, _TESTS)]
-        found += [_part(node, _TEST) for node in nodes if isinstance(node, _TESTS)]
-        loops = (node for node in nodes if isinstance(node, ast.comprehension))
-        tests += [test for loop in loops for test in loop.ifs]
-        tests += [node.subject for node in nodes if isinstance(node, ast.Match)]
-        sizes = [node for node in nodes if isinstance(node, ast.expr) and _is_size(node)]
-        uses = {_BRANCH: _names(tests), _SIZE: _names(size for node in sizes for size in _of(node))}
-        found += [_part(test, _BRANCH) for test in tests]
-        for node in nodes:
-            targets = getattr(node, "targets", [getattr(node, "target", None)])
-            if isinstance(node, _ASSIGNMENTS):
-                names = _names(targets)
-                found += [_part(node, use) for use, used in uses.items() if names & used]
-        found += [_part(node, _SIZE) for node in sizes]
+        tests = [test for node in nodes for test in _fields(node, "test", "ifs", "subject")]
+        sizes = [node for node in nodes if _is_size(node)]
+        counts = [count for node in sizes for count in _counts(node)]
+        assignments = [node for node in nodes if isinstance(node, _ASSIGNMENTS)]
+        found += [_part(node, _TEST) for node in nodes if hasattr(node, "test")]
+        for use, parts, decisive in ((_BRANCH, tests, tests), (_SIZE, sizes, counts)):
+            names = _names(decisive)
+            found += [_part(node, use) for node in parts]
+            for node in assignments:
+                if names & _names(_fields(node, "target", "targets")):
+                    found.append(_part(node, use))
     return found
 
 
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
-_TESTS = (ast.If, ast.While, ast.Assert, ast.IfExp)
 _ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)
 
 
-def _is_size(node: ast.expr) -> bool:
+def _fields(node: ast.AST, *names: str) -> Iterator[ast.AST]:
+    """Yield the nodes in the fields of a node, which are one or a list."""
+    for name in names:
+        field = getattr(node, name, [])
+        yield from field if isinstance(field, list) else [field]
+
+
+def _is_size(node: ast.AST) -> bool:
     """Return whether a size hangs on a value that is read within an expression, as by a mask."""
     if isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -136,16 +140,11 @@ def _is_size(node: ast.expr) -> bool:
     return isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
 
 
-def _of(size: ast.expr) -> list[ast.expr]:
-    """Return the sizes themselves: the arguments of a call, or the bounds of a slice."""
+def _counts(size: ast.AST) -> Iterator[ast.AST]:
+    """Yield the sizes themselves: the arguments of a call, or the bounds of slices."""
     if isinstance(size, ast.Call):
-        return size.args
-    part = size.slice if isinstance(size, ast.Subscript) else size
-    return [
-        each
-        for each in ast.walk(part)
-        if isinstance(part, ast.Slice) and isinstance(each, ast.Name)
-    ]
+        return iter(size.args)
+    return (each for each in ast.walk(size) if isinstance(each, ast.Slice))
 
 
 def _nodes_of(scope: ast.AST) -> Iterator[ast.AST]:
@@ -162,6 +161,5 @@ def _names(nodes: Iterable[ast.AST]) -> set[str]:
     return {getattr(each, "id", getattr(each, "attr", "")) for each in found} - {""}
 
 
-def _part(node: ast.expr | ast.stmt, use: int) -> tuple[Place, Place, int]:
-    end = node.end_lineno or node.lineno, node.end_col_offset or 0
-    return (node.lineno, node.col_offset), end, use
+def _part(node: Any, use: int) -> tuple[Place, Place, int]:
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), use

@@ -39,6 +39,11 @@ class Deviation:
     peak_bytes: int
     peak_share: float
 
+    @property
+    def is_none(self) -> bool:
+        """Whether both reserved the same after each request."""
+        return self.equal == self.requests and not self.missed
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -52,12 +57,7 @@ class Reference:
     @property
     def is_exact(self) -> bool:
         """Whether both reserved the same after each request, and ran out at the same requests."""
-        deviation = self.deviation
-        return (
-            self.why_unknown is None
-            and deviation.equal == deviation.requests
-            and not deviation.missed
-        )
+        return self.why_unknown is None and self.deviation.is_none
 
 
 def reference_of(recording: Recording, capacity_bytes: int | None = None) -> Reference:
@@ -130,15 +130,13 @@ def _why_unknown(recording: Recording, done: Simulated, deviation: Deviation) ->
 def deviation_text(deviation: Deviation) -> str:
     """Return how near a simulation is to the recording, in a few sentences."""
     compared = number(deviation.requests, "allocation and free", "allocations and frees")
-    if deviation.equal == deviation.requests and not deviation.missed:
+    if deviation.is_none:
         return (
             "The simulation is exact: under its own settings and limit, it reserves exactly "
             f"what the recording reserved, after each of its {compared}."
         )
-    largest = ""
-    if deviation.largest_event is not None:
-        largest = f" (event {deviation.largest_event:,})"
-    missed = ""
+    event, missed = deviation.largest_event, ""
+    largest = "" if event is None else f" (event {event:,})"
     if deviation.missed:
         missed = (
             f" That simulation ended {deviation.missed:,} allocations and frees before the end of "
@@ -150,6 +148,5 @@ def deviation_text(deviation: Deviation) -> str:
         "own settings and limit reserves that much more or less at its peak than the recording; "
         f"after each request, {size(round(deviation.mean_bytes))} on average and "
         f"{size(abs(deviation.largest_bytes))} at most{largest}. Smaller differences between "
-        "settings mean nothing."
-        f"{missed}"
+        f"settings mean nothing.{missed}"
     )

@@ -22,7 +22,12 @@ _NEW_KEYS = {
 }
 """The settings that older releases refuse, with the first release that has them."""
 
+_NOT_SIMULATED = (
+    *("page_size", "segment_size_mb", "base_addr_aligned_kb", "per_process_memory_fraction"),
+)
+
 _LEAST_SPLIT_MB = 20  # max_split_size_mb must be larger
+_DIVISIONS = "roundup_power2_divisions"
 
 
 @dataclass(frozen=True)
@@ -130,37 +135,28 @@ def _tie(backend: str, version: tuple[int, int] | None) -> str:
 def _changed(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:
     if key in ("max_split_size_mb", "max_non_split_rounding_mb"):
         size = _megabytes(key, value)
-        if size <= _LEAST_SPLIT_MB * _MIB:
-            raise _bad(key, value, f"more than {_LEAST_SPLIT_MB}")
+        _check(size > _LEAST_SPLIT_MB * _MIB, key, value, f"more than {_LEAST_SPLIT_MB}")
         if key == "max_split_size_mb":
             return replace(rules, max_split_bytes=size)
         return replace(rules, max_rounding_bytes=size)
     if key == "large_segment_size_mb":
         size = _megabytes(key, value)
-        if not 2 * _MIB <= size < 2**40:
-            raise _bad(key, value, "at least 2")
+        _check(2 * _MIB <= size < 2**40, key, value, "at least 2")
         return replace(rules, large_segment_bytes=size, large_page_bytes=size)
     if key == "garbage_collection_threshold":
         threshold = _number(key, value)
-        if not 0 < threshold < 1:
-            raise _bad(key, value, "between 0 and 1")
+        _check(0 < threshold < 1, key, value, "between 0 and 1")
         return replace(rules, collection_threshold=threshold)
-    if key == "roundup_power2_divisions":
+    if key == _DIVISIONS:
         return replace(rules, divisions=_divisions(value))
     if key == "expandable_segments":
-        if value not in ("True", "False"):
-            raise _bad(key, value, "True or False")
+        _check(value in ("True", "False"), key, value, "True or False")
         return replace(rules, expandable=value == "True")
     if key == "expandable_segments_reserve":
         return _with_range(rules, key, value)
     if key == "backend" and value != "native":
         raise ConfigError(f'backend:{value} is not simulated; the simulator has "native" only')
-    if key in (
-        "page_size",
-        "segment_size_mb",
-        "base_addr_aligned_kb",
-        "per_process_memory_fraction",
-    ):
+    if key in _NOT_SIMULATED:
         raise ConfigError(f"the setting {key} is not simulated; remove it")
     return rules
 
@@ -168,18 +164,16 @@ def _changed(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:
 def _with_range(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:
     if value[-1:] in "Gg":
         size = int(_number(key, value[:-1]) * 2**30)
-        if not 0 < size < 2**50:
-            raise _bad(key, value, "a positive number")
+        _check(0 < size < 2**50, key, value, "a positive number")
         return replace(rules, range_bytes=size)
     factor = _number(key, value)
-    if not 0 < factor <= 1.125:
-        raise _bad(key, value, "a part of the device up to 1.125, or gibibytes as in 40G")
+    wanted = "a part of the device up to 1.125, or gibibytes as in 40G"
+    _check(0 < factor <= 1.125, key, value, wanted)
     return replace(rules, range_factor=factor)
 
 
 def _divisions(value: str) -> tuple[int, ...]:
     """Return the divisions of each interval: intervals below the first named one have its value."""
-    key = "roundup_power2_divisions"
     if not value.startswith("["):
         return (_parts(value, value),) * INTERVALS
     found = [0] * INTERVALS
@@ -190,9 +184,8 @@ def _divisions(value: str) -> tuple[int, ...]:
         if size == ">":
             found[last + 1 :] = [parts] * (INTERVALS - last - 1)
             continue
-        megabytes = _count(key, size)
-        if megabytes == 0 or megabytes & (megabytes - 1):
-            raise _bad(key, value, "sizes that are powers of two")
+        megabytes = _count(_DIVISIONS, size)
+        _check(megabytes.bit_count() == 1, _DIVISIONS, value, "sizes that are powers of two")
         index = min(megabytes.bit_length() - 1, INTERVALS - 1)
         if last < 0:
             found[:index] = [parts] * index
@@ -202,15 +195,14 @@ def _divisions(value: str) -> tuple[int, ...]:
 
 
 def _parts(text: str, value: str) -> int:
-    parts = _count("roundup_power2_divisions", text)
-    if parts & (parts - 1) or parts > 2**32:
-        raise _bad("roundup_power2_divisions", value, "divisions that are powers of two")
+    parts = _count(_DIVISIONS, text)
+    is_power = parts.bit_count() <= 1 and parts <= 2**32
+    _check(is_power, _DIVISIONS, value, "divisions that are powers of two")
     return parts
 
 
 def _count(key: str, text: str) -> int:
-    if not re.fullmatch(r"\d{1,18}", text):
-        raise _bad(key, text, "a number")
+    _check(re.fullmatch(r"\d{1,18}", text), key, text, "a number")
     return int(text)
 
 
@@ -219,10 +211,10 @@ def _megabytes(key: str, text: str) -> int:
 
 
 def _number(key: str, text: str) -> float:
-    if not re.fullmatch(r"\d{1,18}|\d{0,18}\.\d{1,18}", text):
-        raise _bad(key, text, "a number")
+    _check(re.fullmatch(r"\d{1,18}|\d{0,18}\.\d{1,18}", text), key, text, "a number")
     return float(text)
 
 
-def _bad(key: str, value: str, wanted: str) -> ConfigError:
-    return ConfigError(f"{key}:{value} cannot be simulated: the value must be {wanted}")
+def _check(is_right: object, key: str, value: str, wanted: str) -> None:
+    if not is_right:
+        raise ConfigError(f"{key}:{value} cannot be simulated: the value must be {wanted}")

@@ -82,7 +82,7 @@ def test_a_file_that_is_no_python_decides_nothing() -> None:
         ("y = z[0] + x.item()", [_OTHER]),
         ("range(x.item())", [_SIZE]),
         ("n = x.item(); range(n)", [_SIZE]),
-        ("n = x.item(); y = z[:n]", [_SIZE]),
+        ("n = x.item(); y = lambda: z[0, :n]", [_SIZE]),
         ("n = x.item(); y = z[n]", [_OTHER]),
         ("match x.item():\n case 1: pass", [_BRANCH]),
     ],

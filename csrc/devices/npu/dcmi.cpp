@@ -22,15 +22,6 @@ struct ProcessMemory {
   unsigned long bytes;
 };
 
-// struct dcmi_hbm_info: sizes are in MB.
-struct HighBandwidthMemory {
-  unsigned long long total;
-  unsigned frequency;
-  unsigned long long used;
-  int temperature;
-  unsigned bandwidth_percent;
-};
-
 bool is_device(int card, int chip) {
   return card >= 0 && card < settings().devices && chip == 0;
 }
@@ -50,15 +41,6 @@ int dcmi_get_card_num_list(int* count, int* cards, int space) {
   return kOk;
 }
 
-int dcmi_get_card_list(int* count, int* cards, int space) {
-  return dcmi_get_card_num_list(count, cards, space);
-}
-
-int dcmi_get_device_num_in_card(int card, int* devices) {
-  *devices = 1;
-  return is_device(card, 0) ? kOk : kInvalidParameter;
-}
-
 // The numbers of the other chips of a card: -1 stands for "none".
 int dcmi_get_device_id_in_card(int card, int* devices, int* mcu, int* cpu) {
   *devices = 1;
@@ -73,25 +55,11 @@ int dcmi_get_card_id_device_id_from_logicid(int* card, int* chip, unsigned logic
   return is_device(*card, *chip) ? kOk : kInvalidParameter;
 }
 
-int dcmi_get_device_logic_id(int* logical, int card, int chip) {
-  *logical = card;
-  return is_device(card, chip) ? kOk : kInvalidParameter;
-}
-
 // Up to 32 processes. The real function counts all use of the device, including its own part.
 int dcmi_get_device_resource_info(int card, int chip, ProcessMemory* processes, int* count) {
   if (!is_device(card, chip)) return kInvalidParameter;
   *count = in_use(card) ? 1 : 0;
   if (*count == 1) processes[0] = {getpid(), used_bytes(card) + kContextBytes};
-  return kOk;
-}
-
-int dcmi_get_device_hbm_info(int card, int chip, HighBandwidthMemory* memory) {
-  if (!is_device(card, chip)) return kInvalidParameter;
-  const unsigned long long used = used_bytes(card) + simulated_context_bytes(card);
-  *memory = {};
-  memory->total = (capacity(card) + kContextBytes) >> 20;
-  memory->used = used >> 20;
   return kOk;
 }
 

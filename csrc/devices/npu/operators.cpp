@@ -2,7 +2,11 @@
 // generated stubs that do nothing and need no workspace.
 #include <acl/acl_op_compiler.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <iterator>
+#include <vector>
 
 #include "npu.h"
 
@@ -14,6 +18,12 @@ namespace {
 // Descriptions of tensors and attributes are opaque to torch_npu, which only rejects null. They are
 // never freed.
 char the_object[4096];
+
+// Of a tensor, torch_npu reads the shape back after operators that find elements. Only the latest
+// ones are kept: it reads them at once.
+using Shape = std::vector<int64_t>;
+Shape shapes[1024];
+std::atomic<unsigned> created;
 
 template <typename Object>
 Object* object() {
@@ -40,7 +50,11 @@ aclTensorDesc* aclCreateTensorDesc(aclDataType, int, const int64_t*, aclFormat) 
 aclopAttr* aclopCreateAttr() { return object<aclopAttr>(); }
 
 // Declared in the headers of CANN's operators, which torch_npu does not need either.
-void* aclCreateTensor() { return the_object; }
+void* aclCreateTensor(const int64_t* sizes, uint64_t count) {
+  Shape& shape = shapes[created++ % std::size(shapes)];
+  shape.assign(sizes, sizes + count);
+  return &shape;
+}
 void* aclCreateTensorList() { return the_object; }
 void* aclCreateScalar() { return the_object; }
 void* aclCreateScalarList() { return the_object; }
@@ -60,6 +74,22 @@ aclError aclopCompileAndExecuteV2(const char*, int, aclTensorDesc*[], aclDataBuf
                                   aclTensorDesc*[], aclDataBuffer*[], aclopAttr*, aclopEngineType,
                                   aclopCompileType, const char*, aclrtStream) {
   count(Counter::launch);
+  return ACL_SUCCESS;
+}
+
+// No element is found. Their number is the last size of this operator's result, and the first of
+// others.
+int aclnnNonzeroV2GetWorkspaceSize(const Shape*, Shape* found) {
+  found->back() = 0;
+  return ACL_SUCCESS;
+}
+
+int aclGetViewShape(const Shape* shape, int64_t** sizes, uint64_t* count) {
+  *count = shape->size();
+  *sizes = new int64_t[*count];  // torch_npu frees them
+  std::copy(shape->begin(), shape->end(), *sizes);
+  if (*count > 0 && shape->back() != 0) **sizes = 0;
+  note_read(sizeof(**sizes));
   return ACL_SUCCESS;
 }
 

@@ -5,12 +5,12 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from weakref import ref
 
 from pytracer import _core
-from pytracer.log import warn_once
+from pytracer.log import harmless, warn_once
 from pytracer.owners.copies import (
     ModuleCopy,
     OptimizerCopy,
@@ -147,16 +147,13 @@ class OwnersNow:
                 "owners: unread",
             )
 
-    def _attempt(self, read: Any, *arguments: Any) -> None:
-        try:
-            read(*arguments)
-        except Exception as error:  # code of the program: subclasses of tensors and of optimizers
-            self.unread += 1
-            warn_once(
-                f"some memory has no name: reading a tensor failed with {error!r}. The job is not "
-                "affected",
-                f"owners: {type(error)}",
-            )
+    def _attempt(self, read: Callable[[], None]) -> None:
+        # Code of the program may run: that of subclasses of tensors and of optimizers.
+        failed = "some memory has no name: reading a tensor failed with {error}. The job is not "
+        with harmless(f"{failed}affected", "owners"):
+            read()
+            return
+        self.unread += 1
 
     def _add(self, parts: list[Part], category: int, rule: int, name: str, root: int) -> None:
         """Add the memory of a tensor of a model or an optimizer with this id."""
@@ -268,7 +265,7 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
 
     `patience`: as for `OwnersNow`.
     """
-    try:
+    with harmless("a snapshot has no owners of memory: {error}", "owners"):
         marks = session.mark()
         used = [mark.device for mark in marks if mark.used]
         now = OwnersNow({mark.device for mark in marks}, used, patience)
@@ -282,6 +279,4 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
             unsearched=now.unsearched,
             has_all_modules=REGISTRY.is_complete,
         )
-    except Exception as error:
-        warn_once(f"a snapshot has no owners of memory: {error!r}", f"owners: {type(error)}")
-        return None
+    return None

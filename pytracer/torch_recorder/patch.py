@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from pytracer.backends.running_torch import torch_build
-from pytracer.log import warn_once
+from pytracer.log import harmless
 from pytracer.torch_recorder.replaced_functions import ReplacedFunctions
 from pytracer.tracing import verl
 from pytracer.tracing.options import switched_off
@@ -40,13 +40,9 @@ def patch_torch() -> None:
     with _lock:
         for backend in _backends():
             if backend not in _patches:
-                try:
+                failed = f"the recorder of torch.{backend} is not replaced, and records itself"
+                with harmless(f"{failed}: {{error}}"):  # this torch lacks one of the functions
                     _patches[backend] = ReplacedFunctions(backend, _lock)
-                except Exception as error:  # this torch lacks one of the functions
-                    warn_once(
-                        f"the recorder of torch.{backend} is not replaced, and records itself: "
-                        f"{error!r}"
-                    )
 
 
 def unpatch_torch() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from threading import get_ident
 
 from pytracer import _core
+from pytracer.log import harmless
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.phases import path_of
 
@@ -37,7 +38,7 @@ class DiscreteWindows:
         self,
         recording: DeviceRecording,
         write: Callable[[Occurrence, bool], None],
-        fail: Callable[[str, str], None],
+        fail: Callable[[str, str | None], None],
     ) -> None:
         self._wanted = recording.options.discrete
         self._recording = recording
@@ -125,9 +126,8 @@ class DiscreteWindows:
         """Write an occurrence. Phases that the user's `on_snapshot` enters get no file."""
         self._writing.is_active = True
         try:
-            self._write(occurrence, complete)
-        except Exception as failure:
-            message = f"the phase {occurrence.path[-1]} gets no file: {failure!r}"
-            self._fail(message, f"left: {type(failure)}")
+            failed = f"the phase {occurrence.path[-1]} gets no file: {{error}}"
+            with harmless(failed, "left", self._fail):
+                self._write(occurrence, complete)
         finally:
             self._writing.is_active = False

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pytracer import _core
-from pytracer.log import warn_once
+from pytracer.log import harmless, warn_once
 from pytracer.tracing import phases, step_sources
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.host_memory import HostMemory
@@ -76,14 +76,14 @@ class StepRecording:
         with self.changing:
             if not session.is_ours or not self.started:
                 return
-            try:
+            with harmless(
+                "steps are not recorded: {error}", "a restart of steps", self._writer.fail
+            ):
                 self.steps = self._new_steps()
                 self._move_to(step)
                 if session.recording:
                     session.begin_step(step, replaces=True)
                     session.start(self.steps.are_recorded)
-            except Exception as failure:
-                self._writer.fail(f"steps are not recorded: {failure!r}", "a restart of steps")
 
     def record(self, indices: Indices) -> None:
         """Record these devices in the current step; see `DeviceRecording.start`."""
@@ -94,7 +94,7 @@ class StepRecording:
                 self._end()
                 raise
 
-    def follow_devices(self) -> None:
+    def drop_phases(self) -> None:
         """Drop open windows of phases, which began on other devices."""
         with self.changing:
             if self._discrete is not None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pytracer.log import warn_once
+from pytracer.log import harmless, warn_once
 from pytracer.tracing import verl
 
 NO_STEP_SECONDS = 300.0  # how long a tracer waits for the first step before it warns
@@ -197,15 +197,12 @@ def follow(step_from: str | None, enter: EnterStep, restart: Callable[[], None])
 
     `restart` is called when the tracer has begun in its first step, and should be in none.
     """
-    try:
+    failed = f"step_from={step_from!r} reports no steps: {{error}}. Only tracer.step() ends a step"
+    with harmless(failed):  # for example, there is no torch
         if step_from == "framework":
             return _FrameworkSteps(enter, restart)
         if step_from not in (None, "none"):
             return _OptimizerSteps(enter, step_from.removeprefix("optimizer").removeprefix(":"))
-    except Exception as error:  # for example, there is no torch
-        warn_once(
-            f"step_from={step_from!r} reports no steps: {error!r}. Only tracer.step() ends a step"
-        )
     return Source()
 
 

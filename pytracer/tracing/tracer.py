@@ -135,7 +135,7 @@ class Tracer(LiveAnswers):
                     if self._step_recording.started:  # else it was stopped meanwhile
                         self._session.stop()
                         self._record(indices)
-                        self._step_recording.follow_devices()
+                        self._step_recording.drop_phases()
         except Exception as error:
             self._recording.leave_out("all", error)
 

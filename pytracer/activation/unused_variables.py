@@ -1,6 +1,7 @@
 """Variables of pytracer that have no effect: said once in a job, and kept from doing harm."""
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -53,13 +54,9 @@ def report_unknown() -> None:
 
 
 def _defuse() -> None:
-    text = options.variable_text(options.variable("dump_signal"))
-    option = options.OPTIONS["dump_signal"]
-    try:
-        number = option.check(option.variable, option.parse(text)) if text else None
-    except ConfigError:  # no signal that the variable could have had in mind
-        return
-    if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-        from pytracer.tracing import on_demand
+    with contextlib.suppress(ConfigError):  # no signal that the variable could have had in mind
+        number = options.OPTIONS["dump_signal"].of_variable()
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            from pytracer.tracing import on_demand
 
-        on_demand.defuse(number)
+            on_demand.defuse(number)

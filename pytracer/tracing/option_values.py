@@ -39,14 +39,13 @@ class Options(options.TracerOptions):
             shown_names[name] = name
             default = defaults.get(name, option.default)
             values[name] = option.check(name, given.get(name, default))
-            text = options.variable_text(option.variable)
             is_of_other = (
                 name in options.ENVIRONMENT_OPTIONS and not defaults and options.switched_on()
             )
-            if text and name not in given and not is_of_other:
+            if name not in given and not is_of_other and options.variable_text(option.variable):
                 shown_names[name] = option.variable
                 try:
-                    values[name] = option.check(option.variable, option.parse(text))
+                    values[name] = option.of_variable()
                 except ConfigError as error:
                     shown = values[name] if name in defaults else option.shown_default
                     problems[name] = f"{error}. The default, {shown}, is used"

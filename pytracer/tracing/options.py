@@ -8,6 +8,7 @@ An option that is not given is read from its variable, `PYTRACER_` and the optio
 capitals. Without a variable, or if the variable is blank or wrong, the option has its default.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Generic, TypeVar, overload
 
 from pytracer.errors import ConfigError
+from pytracer.text import brief
 from pytracer.tracing import option_forms as form
 from pytracer.tracing.option_forms import OnSnapshot, Ranks
 from pytracer.tracing.step_windows import Schedule
@@ -47,8 +49,7 @@ class Option(Generic[Given, Value]):
         default: The default in code.
         metavar: The form of the option's text, in a variable and on the command line.
         parse: Turns such a text into a value, or returns the text if it has another form.
-        check: Takes the name to call the option by in an error, and a value; returns the value to
-            use, or raises a `ConfigError`.
+        usable: Takes a value; returns the value to use, or raises a `WrongValueError`.
         doc: The meaning, in Markdown.
         shown: The default in the documentation, if not as Python shows it.
     """
@@ -57,7 +58,7 @@ class Option(Generic[Given, Value]):
     default: Given
     metavar: str
     parse: Callable[[str], object]
-    check: Callable[[str, object], Value]
+    usable: Callable[[object], Value]
     doc: str
     shown: str | None = None
 
@@ -78,6 +79,18 @@ class Option(Generic[Given, Value]):
     def __set__(self, options: object, value: Given) -> None:
         """Keep a value. It is not checked: see `pytracer.tracing.option_values`."""
         options.__dict__[self.name] = value
+
+    def check(self, name: str, value: object) -> Value:
+        """Return the value to use, or raise a `ConfigError` that calls the option by a name."""
+        try:
+            return self.usable(value)
+        except form.WrongValueError as error:
+            raise ConfigError(f"{name}={brief(value)} {error}") from error.__cause__
+
+    def of_variable(self) -> Value | None:
+        """Return the value of the option's variable; None: it has none. May raise a ConfigError."""
+        text = variable_text(self.variable)
+        return self.check(self.variable, self.parse(text)) if text else None
 
     @property
     def variable(self) -> str:
@@ -287,7 +300,7 @@ def switch(name: str) -> bool | None:
     Raises a ConfigError if it is not a boolean.
     """
     text = variable_text(name)
-    return form.check_bool(name, form.parse_bool(text)) if text else None
+    return OPTIONS["all_ranks"].check(name, form.parse_bool(text)) if text else None
 
 
 def switched_on() -> bool:
@@ -301,7 +314,6 @@ def switched_off() -> bool:
 
 
 def _switched() -> bool | None:
-    try:
+    with contextlib.suppress(ConfigError):  # `pytracer.activation` reports it
         return switch(SWITCH)
-    except ConfigError:  # `pytracer.activation` reports it
-        return None
+    return None

@@ -65,10 +65,7 @@ READ_ONCE = {
 
 _MIB = 2**20
 _INTERVALS = 16  # of roundup_power2_divisions, from 1 MiB on, each twice as large as the previous
-
-
-def _bool(value: str) -> bool:
-    return {"True": True, "False": False}[value]
+_bool = {"True": True, "False": False}.__getitem__
 
 
 def _count(value: str) -> int:
@@ -151,17 +148,12 @@ def shown_value(key: str, values: dict[str, Any]) -> str | None:
     """Return the value in a string that has the effect `values`; None: the string omits the key."""
     actual = values[key]
     if key == "roundup_power2_divisions":
-        return (
-            f"[{','.join(f'{size}:{n}' for size, n in actual.items())}]"
-            if any(actual.values())
-            else None
-        )
+        intervals = ",".join(f"{size}:{divisions}" for size, divisions in actual.items())
+        return f"[{intervals}]" if any(actual.values()) else None
     if SHOWN[key][1] is _bytes:
         size = _limited(actual)
         return DEFAULTS.get(key) if size < 0 else str(size // _MIB)
-    if key == "garbage_collection_threshold" and not actual:
-        return None
-    return str(actual)
+    return None if key == "garbage_collection_threshold" and not actual else str(actual)
 
 
 def refusal(backend: str, change: dict[str, str], message: str) -> ConfigError:
@@ -171,23 +163,19 @@ def refusal(backend: str, change: dict[str, str], message: str) -> ConfigError:
     unknown = re.search(r"Unrecognized (?:key|CachingAllocator option:?) '?(\w+)", reason)
     if unknown:
         return _unknown(backend, change, unknown[1], reason)
-    fixed = re.search(r"unsupported setting: (\w+)", reason)
-    if fixed:
+    if fixed := re.search(r"unsupported setting: (\w+)", reason):
         key = fixed[1]
-        value = change.get(key, "...")
         return ConfigError(
             f"torch_npu cannot change {key} while the program runs ({reason}); start the program "
-            f"with {VARIABLE[backend]}={key}:{value}"
+            f"with {VARIABLE[backend]}={key}:{change.get(key, '...')}"
         )
     if re.fullmatch(r"sto\w+|invalid \w+ argument|.*out of range.*", reason):
-        wrong = [f"{key}:{value}" for key, value in change.items() if not _has_number(value)]
+        wrong = {key: value for key, value in change.items() if not _has_number(value)}
         reason = f"a number is expected ({reason})"
     else:
-        wrong = [f"{key}:{value}" for key, value in change.items() if key in reason]
-        wrong = wrong or [
-            f"{key}:{value}" for key, value in change.items() if f"'{value}'" in reason
-        ]
-    settings = wrong[0] if len(wrong) == 1 else format_settings(change)
+        wrong = {key: value for key, value in change.items() if key in reason}
+        wrong = wrong or {key: value for key, value in change.items() if f"'{value}'" in reason}
+    settings = format_settings(wrong if len(wrong) == 1 else change)
     return ConfigError(f'the {backend.upper()} allocator refuses "{settings}": {reason}')
 
 

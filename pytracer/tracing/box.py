@@ -54,16 +54,14 @@ def enter(user: Any, output: Path) -> None:
         return
     reasons = []
     for folder in places.folders(output):
+        path = None
         try:
             file, path = places.make(folder)
-        except Exception as error:
-            reasons.append(f"{folder}: {error}")
-            continue
-        try:
             _core.open_box(file)
         except Exception as error:
-            places.remove(path)
             reasons.append(f"{folder}: {error}")
+            if path is not None:
+                places.remove(path)
             if isinstance(error, PytracerError):
                 break
             continue

@@ -104,7 +104,7 @@ class Files:
             self._number = _directories[self._output]
         self._end_claim = object()  # claims the name of the snapshot at the end
         self.oom_snapshots = 0  # how many were tried
-        self._kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
+        self.kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
         self._kept_demand = _Kept(options.keep_last, replaces=0)
         self._kept: dict[Path, _Kept] = {}  # the bounds of files that are not written yet
         self._changing = threading.RLock()  # a signal's handler may stop a tracer
@@ -194,7 +194,7 @@ class Files:
     def out_of_memory(self, now: datetime) -> Path:
         """Return the path of the snapshot of an out-of-memory."""
         self.oom_snapshots += 1
-        return self._at(now, "oom", self._kept_oom, "torch_memory_oom")
+        return self._at(now, "oom", self.kept_oom, "torch_memory_oom")
 
     def on_demand(self, now: datetime) -> Path:
         """Return the path of a snapshot on demand."""
@@ -223,11 +223,6 @@ class Files:
         first_rank, _, mark = os.environ.get(FIRST_PROCESS, "").partition(":")
         pid, _, output = mark.partition(":")
         return pid if (first_rank, output) == (str(rank.rank), str(self._output)) else None
-
-    @property
-    def replaced_oom_snapshots(self) -> int:
-        """How many snapshots of an out-of-memory were replaced by later ones."""
-        return self._kept_oom.replaced
 
     @contextlib.contextmanager
     def writing(self, path: Path) -> Iterator[None]:
@@ -275,11 +270,8 @@ class Files:
         """Return a name that is unused in this process, or that `claim` has used."""
         claim = object() if claim is None else claim
         first = self._path(event, suffix, tag)
-        for number in itertools.count(self._number):
-            end = f"_{number}" if number > 1 else ""
-            path = first.with_name(f"{first.stem}{end}{first.suffix}")
-            if _claimed.setdefault(path, claim) is claim:
-                break
+        paths = numbered(first, self._number)
+        path = next(path for path in paths if _claimed.setdefault(path, claim) is claim)
         if len(_claimed) > MAX_CLAIMED:
             _claimed.pop(next(iter(_claimed)), None)
         return path
@@ -318,6 +310,13 @@ class Files:
         return self._output.with_name(".".join(filter(None, parts)) + self._output.suffix)
 
 
+def numbered(first: Path, number: int = 1) -> Iterator[Path]:
+    """Yield a path with a number, from this one on, before its suffix; 1 has none."""
+    for each in itertools.count(number):
+        end = f"_{each}" if each > 1 else ""
+        yield first.with_name(f"{first.stem}{end}{first.suffix}")
+
+
 def existing(folder: Path) -> Path:
     """Return a folder, or the nearest one above it that has been made."""
     while not folder.exists():
@@ -335,11 +334,9 @@ def note_written(path: str | os.PathLike[str]) -> None:
 def _is_held(path: Path) -> bool:
     """Hold a name until the process ends; return False if another process of this node has it."""
     with _holding:
-        if path in _held:
-            return True
-        if is_held := _hold(path):
+        if path not in _held and _hold(path):
             _held.add(path)
-        return is_held
+        return path in _held
 
 
 def _hold(path: Path) -> bool:

@@ -238,7 +238,7 @@ class SnapshotWriter:
 
     def report_ooms(self) -> None:
         """Report how many out-of-memory errors there were, and the last, unless each was logged."""
-        if self.files is None or not self.files.replaced_oom_snapshots or not self._latest_oom:
+        if self.files is None or not self.files.kept_oom.replaced or not self._latest_oom:
             return
         path, device = self._latest_oom
         with contextlib.suppress(Exception):  # there may be no stderr
@@ -264,11 +264,11 @@ class SnapshotWriter:
         # After an out-of-memory of the CPU, reading might fail too.
         is_known = event.requested_bytes > 0 or event.library_error is not None
         is_explained, answer = event.device >= 0 and is_known, None
-        if not self.files.replaced_oom_snapshots:
+        if not self.files.kept_oom.replaced:
             oom_answer.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
             if is_explained:
                 answer = oom_answer.explain(path, event.device)
-        elif self.files.replaced_oom_snapshots == 1:
+        elif self.files.kept_oom.replaced == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""
             oom_answer.report(

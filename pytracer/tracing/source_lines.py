@@ -72,38 +72,34 @@ def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]
         "the snapshot"
     )
     with harmless(failed, "source lines"):
-        return _source_lines(view, code, torch_folders)
-    return {}
-
-
-def _source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
-    program = ProgramFiles.outside(torch_folders)
-    wanted: dict[str, set[int]] = defaultdict(set)
-    for filename, line in view.lines_in(None, _MOST_FRAMES):
-        wanted[filename].add(line)
-    for frames in code.values():
-        for filename, _, line in frames:
+        program = ProgramFiles.outside(torch_folders)
+        wanted: dict[str, set[int]] = defaultdict(set)
+        for filename, line in view.lines_in(None, _MOST_FRAMES):
             wanted[filename].add(line)
-    # Files of installed packages come last: they are the same elsewhere.
-    names = sorted(wanted, key=lambda name: ("-packages" in name, name))
-    names = [name for name in names if name in program]
-    found: Lines = {}
-    lines, characters = MOST_LINES, MOST_CHARACTERS
-    end = time.monotonic() + MOST_SECONDS
-    for name in islice(names, MOST_FILES):
-        texts = _known.get(name, {})
-        if wanted[name] - texts.keys():
-            if time.monotonic() > end:
-                break
-            texts = _read(name, wanted[name])
-        for number in sorted(wanted[name]):
-            text = texts[number]
-            lines, characters = lines - bool(text), characters - len(text)
-            if lines < 0 or characters < 0:
-                return found
-            if text:
-                found.setdefault(name, []).append((number, text))
-    return found
+        for frames in code.values():
+            for filename, _, line in frames:
+                wanted[filename].add(line)
+        # Files of installed packages come last: they are the same elsewhere.
+        names = sorted(wanted, key=lambda name: ("-packages" in name, name))
+        names = [name for name in names if name in program]
+        found: Lines = {}
+        lines, characters = MOST_LINES, MOST_CHARACTERS
+        end = time.monotonic() + MOST_SECONDS
+        for name in islice(names, MOST_FILES):
+            texts = _known.get(name, {})
+            if wanted[name] - texts.keys():
+                if time.monotonic() > end:
+                    break
+                texts = _read(name, wanted[name])
+            for number in sorted(wanted[name]):
+                text = texts[number]
+                lines, characters = lines - bool(text), characters - len(text)
+                if lines < 0 or characters < 0:
+                    return found
+                if text:
+                    found.setdefault(name, []).append((number, text))
+        return found
+    return {}
 
 
 def _read(name: str, numbers: set[int]) -> dict[int, str]:

@@ -87,7 +87,7 @@ class Tracer(LiveAnswers):
             earlier.stop()
         self._is_cleared = False
         if self._options.dump_signal is not None and not switched_off():
-            on_demand.defuse(self._options.dump_signal)
+            on_demand.WATCHER.defuse(self._options.dump_signal)
         if self._recording.is_forbidden():
             self._step_recording.begin("none")
             return self
@@ -118,7 +118,8 @@ class Tracer(LiveAnswers):
         if self._writer.files is not None:
             if self._options.max_oom_snapshots:
                 oom.listeners.add(self._on_oom)
-            on_demand.watch(self._on_demand, self._options.dump_signal, self._options.trigger_file)
+            signal, file = self._options.dump_signal, self._options.trigger_file
+            on_demand.WATCHER.add(self._on_demand, signal, file)
             self._step_recording.await_first_step()
 
     def _follow_devices(self) -> None:
@@ -156,7 +157,7 @@ class Tracer(LiveAnswers):
             TRAINING_PHASES.end()
         process.recording.discard(self)
         oom.listeners.discard(self._on_oom)
-        on_demand.unwatch(self._on_demand)
+        on_demand.WATCHER.remove(self._on_demand)
         if self._session.is_ours:  # in a forked child another thread of the parent may have locks
             self._step_recording.stop()
 

@@ -99,7 +99,12 @@ class HookCompiler:
         if backend == "npu":
             return [headers, *_torch_npu_headers(self._torch_npu() / "include")]
         if backend == HOST:
-            _require_host_allocator(headers, self.torch().version)
+            allocator = headers / "ATen/core/CachingHostAllocator.h"
+            if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
+                raise HookError(
+                    f"torch {self.torch().version} has no interface to its allocator of pinned "
+                    "memory; install torch 2.8 or newer"
+                )
         return [headers]
 
     def key(self, backend: str, release: str) -> str:
@@ -128,17 +133,18 @@ class HookCompiler:
         """Return whether `PYTRACER_BUILD` lets a hook be compiled here; a wrong value is logged."""
         if (problem := self.mode_problem()) is not None:
             warn_once(f"{problem}. The default, auto, is used")
-        return self._mode() != "never"
+        return self._mode != "never"
 
     def mode_problem(self) -> str | None:
         """Return why the value of `PYTRACER_BUILD` is wrong; None: it is not."""
-        if self._mode() in ("", "auto", "never"):
+        if self._mode in ("", "auto", "never"):
             return None
         return (
-            f"PYTRACER_BUILD is {brief(self._mode())}; set it to 'auto' (the default: a missing "
+            f"PYTRACER_BUILD is {brief(self._mode)}; set it to 'auto' (the default: a missing "
             "hook is compiled) or 'never'"
         )
 
+    @property
     def _mode(self) -> str:
         return self._environment.get("PYTRACER_BUILD", "").strip()
 
@@ -236,16 +242,6 @@ def quoted(line: str) -> str:
     if len(line) > MAX_QUOTED_CHARACTERS:
         line = f"{line[:MAX_QUOTED_CHARACTERS]}…"
     return printable(line)
-
-
-def _require_host_allocator(headers: Path, version: str) -> None:
-    """Check that torch's allocator of pinned memory can be wrapped."""
-    allocator = headers / "ATen/core/CachingHostAllocator.h"
-    if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
-        raise HookError(
-            f"torch {version} has no interface to its allocator of pinned memory; install torch "
-            "2.8 or newer"
-        )
 
 
 def _installed_torch_npu() -> Path:

@@ -2,22 +2,15 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 MAX_NESTING = 4  # how deep tensors may be nested in tensors, lists and dicts
 
 
-class Memory(NamedTuple):
-    """The memory of one tensor."""
+def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the device of a tensor, -1 for the CPU, and the address of its storage.
 
-    address: int  # where the tensor's elements begin
-    size_bytes: int  # of its elements
-    device: int  # -1: the CPU
-    storage_address: int  # where the storage begins, of which the tensor may be a part
-
-
-def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
-    """Yield the memory of a tensor: several parts for sparse tensors and tensors of tensors.
+    There are several for sparse tensors and tensors of tensors.
 
     Nothing is yielded for a tensor without memory: a fake one, one on the device "meta", a
     parameter that has no shape yet, or an empty tensor. `nesting` tensors are around this one.
@@ -41,9 +34,8 @@ def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
         address = read()
     except RuntimeError:  # a tensor without storage: fake, functional, batched
         return
-    if address and (size_bytes := tensor.nbytes):
-        begin = address - tensor.storage_offset() * tensor.element_size()
-        yield Memory(address, size_bytes, tensor.get_device(), begin)
+    if address and tensor.nbytes:
+        yield tensor.get_device(), address - tensor.storage_offset() * tensor.element_size()
 
 
 def tensors_in(

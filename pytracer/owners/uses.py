@@ -68,8 +68,8 @@ def _note(value: Any, role: int, module: Any = None) -> None:
             for tensor in islice(tensors_in(torch, value, max_items=MAX_ITEMS), MAX_TENSORS):
                 if role == ARGUMENT and (tensor.requires_grad or _may_be_parameter(torch, tensor)):
                     continue
-                for memory in memory_of(torch, tensor):
-                    _core.note_use(memory.device, memory.storage_address, role)
+                for device, address in memory_of(torch, tensor):
+                    _core.note_use(device, address, role)
     except Exception as error:  # code of the program: subclasses of tensors
         warn_once(
             f"some memory of models has no category: reading a tensor failed with "

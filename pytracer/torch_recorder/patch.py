@@ -38,8 +38,14 @@ def patch_torch() -> None:
     if switched_off():
         return
     with _lock:
-        for backend in _backends():
-            if backend not in _patches:
+        torch_build()
+        torch: Any = sys.modules["torch"]
+        exists = {
+            "cuda": torch.version.cuda is not None,
+            "npu": "torch_npu" in sys.modules and hasattr(torch, "npu"),
+        }
+        for backend in exists:
+            if exists[backend] and backend not in _patches:
                 failed = f"the recorder of torch.{backend} is not replaced, and records itself"
                 with harmless(f"{failed}: {{error}}"):  # this torch lacks one of the functions
                     _patches[backend] = ReplacedFunctions(backend, _lock)
@@ -51,14 +57,6 @@ def unpatch_torch() -> None:
         while _patches:
             _patches.popitem()[1].undo()
         verl.remove_annotate()
-
-
-def _backends() -> list[str]:
-    torch_build()
-    torch: Any = sys.modules["torch"]
-    cuda = ["cuda"] if torch.version.cuda is not None else []
-    npu = ["npu"] if "torch_npu" in sys.modules and hasattr(torch, "npu") else []
-    return [*cuda, *npu]
 
 
 def _reset_in_child() -> None:

@@ -136,7 +136,10 @@ class ReplacedFunctions:
                 else:
                     self._torchs_owners.discard(owner)
             elif arguments.enabled is None:
-                self._end(owner, torchs)
+                # torch's own recording may have begun before the patch.
+                if not self._end_ours(owner) and not self._torchs_owners:
+                    torchs()
+                self._end_torchs(owner)
             elif not arguments.record_cuda:
                 self._end_ours(owner)
                 torchs()
@@ -145,8 +148,13 @@ class ReplacedFunctions:
                 torchs()
                 self._torchs_owners.add(owner)
                 warn_once(f"torch's own recorder is used for torch.{self.backend}: {problem}")
+            elif arguments.needs_torch:
+                part = arguments.torchs_part(self._sessions[owner].max_entries)
+                known = self._modern.parameters
+                self._torchs[RECORD](**{name: part[name] for name in part if name in known})
+                self._torchs_owners.add(owner)
             else:
-                self._begin_torchs_part(owner, arguments)
+                self._end_torchs(owner)
 
     def _checked_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -179,24 +187,6 @@ class ReplacedFunctions:
         self._sessions[owner] = session
         return None
 
-    def _begin_torchs_part(self, owner: str, arguments: RecordArguments) -> None:
-        if arguments.needs_torch:
-            part = arguments.torchs_part(self._sessions[owner].max_entries)
-            known = self._modern.parameters
-            self._torchs[RECORD](**{name: part[name] for name in part if name in known})
-            self._torchs_owners.add(owner)
-        else:
-            self._end_torchs(owner)
-
-    def _end(self, owner: str, torchs: Function) -> None:
-        """End the owner's session.
-
-        `torchs` ends torch's own recording, which may have begun before the patch.
-        """
-        if not self._end_ours(owner) and not self._torchs_owners:
-            torchs()
-        self._end_torchs(owner)
-
     def _end_ours(self, owner: str) -> bool:
         session = self._sessions.get(owner)
         if session is None or not session.enabled:
@@ -222,26 +212,20 @@ class ReplacedFunctions:
         return sessions.get(calling_owner()) or sessions.get(PROGRAM) or enabled
 
     def _snapshot(self, device: Any = None, augment_with_fx_traces: bool = False) -> Snapshot:
-        oom.mark_snapshot()
-        session = self._readable()
-        if session is None:
-            return self._torchs_snapshot(augment_with_fx_traces)
-        return self._complete(session, augment_with_fx_traces)
-
-    def _torchs_snapshot(self, augmented: bool = False) -> Snapshot:
-        # Not every torch has the argument.
-        more = {"augment_with_fx_traces": True} if augmented else {}
-        snapshot: Snapshot = self._torchs[SNAPSHOT](**more)
-        return snapshot
-
-    def _complete(self, session: TorchSession, augmented: bool) -> Snapshot:
         import torch
 
+        oom.mark_snapshot()
+        session = self._readable()
+        snapshot: Snapshot
+        if session is None:  # not every torch has the argument
+            more = {"augment_with_fx_traces": True} if augment_with_fx_traces else {}
+            snapshot = self._torchs[SNAPSHOT](**more)
+            return snapshot
         snapshot = session.snapshot()
         if self._torchs_owners:
-            torchs = self._torchs_snapshot()
+            torchs = self._torchs[SNAPSHOT]()
             snapshot.update({key: torchs[key] for key in ONLY_IN_TORCH if key in torchs})
-        if augmented:
+        if augment_with_fx_traces:
             name = "_augment_memory_snapshot_stack_traces"
             augment = getattr(self._memory, name, None) or getattr(torch._utils, name)
             snapshot = augment(snapshot)
@@ -254,12 +238,15 @@ class ReplacedFunctions:
     ) -> None:
         oom.mark_snapshot()
         session = self._readable()
-        if session is None:  # torch_npu's own dump may run a profiler
-            _write_snapshot(self._torchs_snapshot(augment_with_fx_traces), filename)
-        elif augment_with_fx_traces or session.skipped or self._torchs_owners:
-            _write_snapshot(self._complete(session, augment_with_fx_traces), filename)
-        else:
+        is_changed = augment_with_fx_traces or (session and session.skipped) or self._torchs_owners
+        if session is not None and not is_changed:
             session.dump(filename)
+            return
+        # torch_npu's own dump may run a profiler. Viewers read no pickle protocol later than 4.
+        snapshot = self._snapshot(augment_with_fx_traces=augment_with_fx_traces)
+        path = filename if isinstance(filename, int) else Path(os.fsdecode(filename))
+        with open_atomically(path) as file:
+            pickle.dump(snapshot, file, protocol=4)
 
     def _segments(
         self, mempool_id: Sequence[int] | None = None, include_traces: bool = True
@@ -304,10 +291,3 @@ def calling_owner() -> str:
         frame = frame.f_back
         name = str(frame.f_globals.get("__name__"))
     return name if name.partition(".")[0] in ("torch", "torch_npu") else PROGRAM
-
-
-def _write_snapshot(snapshot: Snapshot, filename: str | os.PathLike[str] | int) -> None:
-    """Write a file as `Tracer.dump` does. Viewers read no pickle protocol later than 4."""
-    path = filename if isinstance(filename, int) else Path(os.fsdecode(filename))
-    with open_atomically(path) as file:
-        pickle.dump(snapshot, file, protocol=4)

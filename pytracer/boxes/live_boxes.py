@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytracer import _core
-from pytracer.boxes.opening import opened
+from pytracer.boxes.description import opened
 
 _MAPPED = re.compile(
     rb" (/\S.*/(?:\.pytracer_boxes|pytracer_boxes_\d+)/[\w-]+\.box)$", re.MULTILINE

@@ -134,12 +134,7 @@ def unwrapped(module: Any) -> Any:
 
 
 def _has_tensors(module: Any) -> bool:
-    return has_parameters(module) or bool(_items(module, "_buffers"))
-
-
-def has_parameters(module: Any) -> bool:
-    """Return whether a module has parameters of its own."""
-    return bool(_items(module, "_parameters"))
+    return any(_items(module, kind) for kind in ("_parameters", "_buffers"))
 
 
 def _items(module: Any, kind: str) -> list[tuple[str, Any]]:
@@ -167,7 +162,7 @@ class RememberedNames:
         `name_of` returns the name of a parameter by its id; "" if no module has the parameter.
         """
         for optimizer in optimizers:
-            known = self._of(optimizer)
+            known = self._names.get(optimizer.number, optimizer.reference) or {}
             names = {
                 place: found
                 for place, parameter in _places(optimizer)
@@ -176,9 +171,6 @@ class RememberedNames:
             }
             self._names.add(optimizer.number, optimizer.reference, names)
 
-    def _of(self, optimizer: OptimizerCopy) -> dict[tuple[int, int], tuple[int, str]]:
-        return self._names.get(optimizer.number, optimizer.reference) or {}
-
     def name_of(
         self, optimizer: OptimizerCopy, place: tuple[int, int], parameter: int
     ) -> str | None:
@@ -186,8 +178,9 @@ class RememberedNames:
 
         `place` has the number of the group, and of the parameter in it. `parameter` is its id.
         """
-        known, name = self._of(optimizer).get(place, (0, None))
-        return name if known == parameter else None
+        known = self._names.get(optimizer.number, optimizer.reference) or {}
+        number, name = known.get(place, (0, None))
+        return name if number == parameter else None
 
 
 class ParameterPaths:

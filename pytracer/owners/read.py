@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -12,16 +13,58 @@ from weakref import ref
 from pytracer import _core
 from pytracer.log import harmless, warn_once
 from pytracer.owners.copies import (
+    GradientRule,
     ModuleCopy,
     OptimizerCopy,
     Part,
     copies_of_modules,
     copy_of_optimizer,
 )
-from pytracer.owners.gradients import GradientAccess
 from pytracer.owners.holders import Begin, HoldersNow, without_tensor
 from pytracer.owners.names import named_tensors, outermost
-from pytracer.owners.registry import REGISTRY
+from pytracer.owners.registry import REGISTRY, Registry
+
+
+class GradientAccess:
+    """What the current thread may read at one moment: which gradients, and whether graphs.
+
+    torch replaces `grad` without a lock, in part without the GIL: a program that reads `grad` while
+    another thread sets it may crash. So gradients are read only where no other thread sets them: on
+    the thread that steps the optimizer of the parameter, and, inside of backward, on the thread
+    that accumulates the gradients of the parameter's device (`csrc/tensors/model_copy.cpp`). The
+    same holds for what the nodes of a graph keep, which a backward pass releases.
+
+    Attributes:
+        rule: Which gradients.
+    """
+
+    def __init__(self, torch: Any, registry: Registry) -> None:
+        thread = threading.get_ident()
+        self._is_only_maker = thread in registry.makers and not _has_other_threads()
+        self._is_in_backward = torch._C._current_graph_task_id() != -1
+        self._steppers = {*registry.steppers()}
+        self._thread = thread
+        device = -1
+        if self._is_in_backward:
+            with contextlib.suppress(Exception):  # the accelerator is not initialised
+                device = int(torch._C._accelerator_getDeviceIndex())
+        self.rule: GradientRule = True, thread, self._is_only_maker, self._is_in_backward, device
+
+    def may_read_graphs(self, devices: Collection[int]) -> bool:
+        """Return whether no other thread runs a backward pass now, as far as the caller can know.
+
+        `devices` are those in use; -1: the CPU.
+        """
+        if self._is_in_backward:  # each accelerator has a thread
+            return sum(device >= 0 for device in devices) < 2
+        return self._steppers == {self._thread} if self._steppers else self._is_only_maker
+
+
+def _has_other_threads() -> bool:
+    """Return whether another thread of the program may train."""
+    ours = (threading.main_thread(), threading.current_thread())
+    return any(not thread.daemon and thread not in ours for thread in threading.enumerate())
+
 
 MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
 _MOST_ROOTS = 1000  # of how many models and optimizers the holders are searched at most

@@ -181,13 +181,11 @@ class Registry:
         """
         try:
             self.search()
-            if "deepspeed" not in sys.modules and not self._gathers():
+            classes = _core.class_names(self.modules())
+            if "deepspeed" not in sys.modules and _GATHERING.isdisjoint(classes):
                 self._note_modules()
         except Exception:  # a module that is not like torch's
             self.dropped += 1
-
-    def _gathers(self) -> bool:
-        return not _GATHERING.isdisjoint(_core.class_names(self.modules()))
 
     def _note_modules(self) -> None:
         with sys.modules["torch"]._C.DisableTorchFunction():

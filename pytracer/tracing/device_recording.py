@@ -13,8 +13,7 @@ from pytracer.owners.read import collector_paused, read_owners
 from pytracer.owners.registry import REGISTRY
 from pytracer.settings import change
 from pytracer.tracing import process
-from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import OPTIONS, switched_off
+from pytracer.tracing.options import OPTIONS, Options, switched_off
 
 # The `context` of torch's `_record_memory_history`, by the number of the core's `Context`.
 CONTEXTS = (None, "state", "alloc", "all")

@@ -22,11 +22,10 @@ from typing import Any
 from pytracer import _core
 from pytracer.atomic_file import folders_of, open_output
 from pytracer.boxes import places
-from pytracer.boxes.description import Description
-from pytracer.boxes.opening import DamagedBoxError, opened
+from pytracer.boxes.description import DamagedBoxError, Description, opened
 from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
-from pytracer.tracing import cgroup
+from pytracer.tracing import host_memory
 from pytracer.tracing.snapshot_files import numbered
 from pytracer.tracing.source_lines import source_lines
 
@@ -101,7 +100,7 @@ def restored(path: Path, folder: Path, event: str, when: str) -> dict[str, Any]:
         about |= {"written_ns": time.time_ns(), "current_step": box.last_step}
         by_oom_killer = None
         if event == "killed":
-            by_oom_killer = cgroup.has_killed(described.kills)
+            by_oom_killer = host_memory.has_killed(described.kills)
             killed = {"by_oom_killer": by_oom_killer, "is_cut": box.is_cut, "missing": MISSING}
             killed["is_ray_worker"] = described.is_ray_worker
             about |= {"waiting": False, "killed": killed}

@@ -14,8 +14,13 @@ from pytracer.tracing import box, description, on_demand, phases, process
 from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
-from pytracer.tracing.option_values import Options, takes_options, with_options
-from pytracer.tracing.options import TracerOptions, switched_off
+from pytracer.tracing.options import (
+    Options,
+    TracerOptions,
+    switched_off,
+    takes_options,
+    with_options,
+)
 from pytracer.tracing.snapshot_writer import SnapshotWriter
 from pytracer.tracing.step_recording import StepRecording
 from pytracer.tracing.training_phases import TRAINING_PHASES

@@ -193,11 +193,9 @@ def _wait(pid: int, timeout_s: float | None = None) -> bool:
     """
     options = os.WEXITED | os.WNOWAIT | (0 if timeout_s is None else os.WNOHANG)
     end = time.monotonic() + (timeout_s or 0)
-    while os.waitid(os.P_PID, pid, options) is None:
-        if time.monotonic() >= end:
-            return False
+    while not (has_ended := os.waitid(os.P_PID, pid, options)) and time.monotonic() < end:
         time.sleep(_POLL_S)
-    return True
+    return has_ended is not None
 
 
 def _descendants(pid: int) -> list[int]:

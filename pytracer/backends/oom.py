@@ -41,7 +41,7 @@ _MAX_CAUSES = 10
 Listener = Callable[[OutOfMemory], None]
 
 listeners: set[Listener] = set()
-_notifying = False
+_notifying_in: int | None = None  # the process; a forked child may lack the thread
 _this_thread = threading.local()
 
 
@@ -165,27 +165,18 @@ def _notify(event: OutOfMemory) -> None:
     Waiting for the other thread could deadlock: `on_snapshot` may need a lock that this thread
     holds.
     """
-    global _notifying
-    if _notifying:
+    global _notifying_in
+    if _notifying_in == os.getpid():
         report_once(
             "memory ran out again while the snapshot of an out-of-memory error was being "
             "written. The second error gets no snapshot of its own"
         )
         return
-    _notifying = True
+    _notifying_in = os.getpid()
     try:
         for listener in list(listeners):
             failed = "a tracer wrote no snapshot of the out-of-memory error: {error}"
             with harmless(failed, f"out-of-memory listener {hash(listener)}", report_once):
                 listener(event)
     finally:
-        _notifying = False
-
-
-def _reset_in_child() -> None:
-    """Reset what a thread of the parent that the child lacks may have set."""
-    global _notifying
-    _notifying = False
-
-
-os.register_at_fork(after_in_child=_reset_in_child)
+        _notifying_in = None

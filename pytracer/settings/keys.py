@@ -12,25 +12,20 @@ from pytracer.errors import ConfigError, PytracerError
 from pytracer.text import did_you_mean
 from pytracer.variables import VARIABLE, format_settings
 
+_OFF = """expandable_segments graph_capture_record_stream_reuse pinned_free_catch_all
+    pinned_use_background_threads pinned_use_cuda_host_register release_lock_on_cudamalloc
+    release_lock_on_npumalloc throw_on_cudamalloc_oom throw_on_npumalloc_oom"""
 DEFAULTS = {
+    **dict.fromkeys(_OFF.split(), "False"),
     "backend": "native",
-    "expandable_segments": "False",
     "expandable_segments_reserve": "1.125",
-    "graph_capture_record_stream_reuse": "False",
     "large_segment_size_mb": "20",
     "max_non_split_rounding_mb": "20",
     "per_process_memory_fraction": "1.0",
-    "pinned_free_catch_all": "False",
     "pinned_max_cached_size_mb": "17592186044415",  # no limit: what fits into 64 bits, in bytes
     "pinned_max_round_threshold_mb": "17592186044415",
     "pinned_num_register_threads": "1",
     "pinned_reserve_segment_size_mb": "0",
-    "pinned_use_background_threads": "False",
-    "pinned_use_cuda_host_register": "False",
-    "release_lock_on_cudamalloc": "False",
-    "release_lock_on_npumalloc": "False",
-    "throw_on_cudamalloc_oom": "False",
-    "throw_on_npumalloc_oom": "False",
 }
 """The values of settings that no string ever named. A string that does not name one of these keys
 leaves it unchanged (in some versions all but `max_non_split_rounding_mb`)."""

@@ -22,49 +22,7 @@ from pytracer.owners.copies import (
 )
 from pytracer.owners.holders import Begin, HoldersNow, without_tensor
 from pytracer.owners.names import named_tensors, outermost
-from pytracer.owners.registry import REGISTRY, Registry
-
-
-class GradientAccess:
-    """What the current thread may read at one moment: which gradients, and whether graphs.
-
-    torch replaces `grad` without a lock, in part without the GIL: a program that reads `grad` while
-    another thread sets it may crash. So gradients are read only where no other thread sets them: on
-    the thread that steps the optimizer of the parameter, and, inside of backward, on the thread
-    that accumulates the gradients of the parameter's device (`csrc/tensors/model_copy.cpp`). The
-    same holds for what the nodes of a graph keep, which a backward pass releases.
-
-    Attributes:
-        rule: Which gradients.
-    """
-
-    def __init__(self, torch: Any, registry: Registry) -> None:
-        thread = threading.get_ident()
-        self._is_only_maker = thread in registry.makers and not _has_other_threads()
-        self._is_in_backward = torch._C._current_graph_task_id() != -1
-        self._steppers = {*registry.steppers()}
-        self._thread = thread
-        device = -1
-        if self._is_in_backward:
-            with contextlib.suppress(Exception):  # the accelerator is not initialised
-                device = int(torch._C._accelerator_getDeviceIndex())
-        self.rule: GradientRule = True, thread, self._is_only_maker, self._is_in_backward, device
-
-    def may_read_graphs(self, devices: Collection[int]) -> bool:
-        """Return whether no other thread runs a backward pass now, as far as the caller can know.
-
-        `devices` are those in use; -1: the CPU.
-        """
-        if self._is_in_backward:  # each accelerator has a thread
-            return sum(device >= 0 for device in devices) < 2
-        return self._steppers == {self._thread} if self._steppers else self._is_only_maker
-
-
-def _has_other_threads() -> bool:
-    """Return whether another thread of the program may train."""
-    ours = (threading.main_thread(), threading.current_thread())
-    return any(not thread.daemon and thread not in ours for thread in threading.enumerate())
-
+from pytracer.owners.registry import REGISTRY
 
 MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
 _MOST_ROOTS = 1000  # of how many models and optimizers the holders are searched at most
@@ -79,6 +37,31 @@ _PARAMETER, _BUFFER, _GRADIENT, _STATE, _WORKSPACE, _ACTIVATION = map(
 _MODULE, _OPTIMIZER, _GRAD, _CUBLAS, _SAVED = map(
     _core.CATEGORY_RULES.index, ("module", "optimizer", "grad", "cublas", "saved_by_node")
 )
+
+
+def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, bool]:
+    """Return which gradients the current thread may read now, and whether it may read graphs.
+
+    torch replaces `grad` without a lock, in part without the GIL: a program that reads `grad` while
+    another thread sets it may crash. So gradients are read only where no other thread sets them: on
+    the thread that steps the optimizer of the parameter, and, inside of backward, on the thread
+    that accumulates the gradients of the parameter's device (`csrc/tensors/model_copy.cpp`). The
+    same holds for what the nodes of a graph keep, which a backward pass releases: no other thread
+    must run one, as far as this one can know. `used` are the devices in use; -1: the CPU.
+    """
+    thread = threading.get_ident()
+    ours = (threading.main_thread(), threading.current_thread())
+    may_others_train = any(not one.daemon and one not in ours for one in threading.enumerate())
+    is_only_maker = thread in REGISTRY.makers and not may_others_train
+    is_in_backward, device = torch._C._current_graph_task_id() != -1, -1
+    if is_in_backward:
+        with contextlib.suppress(Exception):  # the accelerator is not initialised
+            device = int(torch._C._accelerator_getDeviceIndex())
+        may_read_graphs = sum(index >= 0 for index in used) < 2  # each accelerator has a thread
+    else:
+        steppers = {each for _, each in REGISTRY.optimizers() if each is not None}
+        may_read_graphs = steppers == {thread} if steppers else is_only_maker
+    return (True, thread, is_only_maker, is_in_backward, device), may_read_graphs
 
 
 class OwnersNow:
@@ -121,19 +104,18 @@ class OwnersNow:
 
     def _read(self) -> None:
         """Read what models and optimizers have."""
-        access = GradientAccess(self._torch, REGISTRY)
-        self._may_read_graphs = access.may_read_graphs(self._used)
+        rule, self._may_read_graphs = what_may_be_read(self._torch, self._used)
         optimizers: list[OptimizerCopy] = []
         steppers: dict[int, int] = {}  # threads by parameters
         for reference, thread in REGISTRY.optimizers():
-            optimizer, unread = copy_of_optimizer(reference, thread, access.rule)
+            optimizer, unread = copy_of_optimizer(reference, thread, rule)
             self._note_unread(unread)
             if optimizer is None:
                 continue
             optimizers.append(optimizer)
             if thread is not None:
                 steppers.update((each.number, thread) for each in optimizer.parameters)
-        modules, unread = copies_of_modules(REGISTRY.modules(), steppers, access.rule)
+        modules, unread = copies_of_modules(REGISTRY.modules(), steppers, rule)
         self._note_unread(unread)
         # By id, with the id of the model or the optimizer.
         parameters: dict[int, tuple[str, _core.TensorCopy, int]] = {}

@@ -234,10 +234,6 @@ class Registry:
         """
         return [(reference, known.thread) for reference, known in self._optimizers.live()]
 
-    def steppers(self) -> "list[int]":
-        """Return the threads that stepped an optimizer last."""
-        return [thread for _, thread in self.optimizers() if thread is not None]
-
     def are_models_evaluating(self) -> bool | None:
         """Return whether no module with parameters is in training mode; None if there is none."""
         modes = _core.training_modes(self.modules())

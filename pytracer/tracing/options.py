@@ -412,7 +412,13 @@ def takes_options(
     The decorated function gets a dict of those that a call gives: an option that is given overrides
     its variable, also if it equals the default.
     """
-    signature = _signature()
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    of_options = inspect.signature(TracerOptions)
+    parameters = (
+        each.replace(annotation=get_args(each.annotation)[0])
+        for each in of_options.parameters.values()
+    )
+    signature = of_options.replace(parameters=[own, *parameters])
 
     def decorate(
         init: Callable[[Self, dict[str, Any]], None],
@@ -430,26 +436,13 @@ def takes_options(
     return decorate
 
 
-def _signature() -> inspect.Signature:
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    of_options = inspect.signature(TracerOptions)
-    parameters = (
-        each.replace(annotation=get_args(each.annotation)[0])
-        for each in of_options.parameters.values()
-    )
-    return of_options.replace(parameters=[own, *parameters])
-
-
 def with_options(documented: Class) -> Class:
     """Insert all options into the docstring of a class; a class decorator."""
     if documented.__doc__ is not None:  # `python -OO` drops docstrings
-        arguments = "\n".join(map(_argument, OPTIONS.values()))
+        wrapper = textwrap.TextWrapper(96, " " * 4, " " * 8, break_on_hyphens=False)
+        arguments = "\n".join(
+            wrapper.fill(f"{option.name}: {option.doc} Default: `{option.shown_default}`.")
+            for option in OPTIONS.values()
+        )
         documented.__doc__ = inspect.cleandoc(documented.__doc__).replace(PLACEHOLDER, arguments)
     return documented
-
-
-def _argument(option: Option[Any, Any]) -> str:
-    text = f"{option.name}: {option.doc} Default: `{option.shown_default}`."
-    return textwrap.fill(
-        text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
-    )

@@ -11,37 +11,22 @@ PYTEST_DONT_REWRITE: with PYTRACER=1, this module is imported before pytest is, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pytracer.commands.show_answer import show
-    from pytracer.errors import ConfigError, HookError, PytracerError
-    from pytracer.experiments.function_experiment import experiment
-    from pytracer.fitting.fit import fit
-    from pytracer.rehearsal.dry_run import dry_run
-    from pytracer.settings.change import allocator_settings, expandable_segments
-    from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
-    from pytracer.tracing.phases import annotate
-    from pytracer.tracing.tracer import Tracer
-    from pytracer.tracing.training_phases import annotate_modules
+    from pytracer.commands.show_answer import show as show
+    from pytracer.errors import ConfigError as ConfigError
+    from pytracer.errors import HookError as HookError
+    from pytracer.errors import PytracerError as PytracerError
+    from pytracer.experiments.function_experiment import experiment as experiment
+    from pytracer.fitting.fit import fit as fit
+    from pytracer.rehearsal.dry_run import dry_run as dry_run
+    from pytracer.settings.change import allocator_settings as allocator_settings
+    from pytracer.settings.change import expandable_segments as expandable_segments
+    from pytracer.torch_recorder.patch import patch_torch as patch_torch
+    from pytracer.torch_recorder.patch import unpatch_torch as unpatch_torch
+    from pytracer.tracing.phases import annotate as annotate
+    from pytracer.tracing.tracer import Tracer as Tracer
+    from pytracer.tracing.training_phases import annotate_modules as annotate_modules
 
     __version__: str
-
-__all__ = [
-    "ACTIONS",
-    "ConfigError",
-    "HookError",
-    "PytracerError",
-    "Tracer",
-    "__version__",
-    "allocator_settings",
-    "annotate",
-    "annotate_modules",
-    "dry_run",
-    "expandable_segments",
-    "experiment",
-    "fit",
-    "patch_torch",
-    "show",
-    "unpatch_torch",
-]
 
 ACTIONS = (
     "alloc",
@@ -75,11 +60,19 @@ _HOMES = {
     "show": "commands.show_answer",
     "unpatch_torch": "torch_recorder.patch",
 }
+"""Where the public names are defined."""
+
+__all__ = ["ACTIONS", "__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        value: object = _version()
+        import contextlib
+        from importlib import metadata
+
+        value: object = "0+unknown"  # of a source tree that is not installed
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            value = metadata.version("torch-pytracer")
     elif name in _HOMES:
         import importlib
         import importlib.util
@@ -109,12 +102,3 @@ def load_ipython_extension(shell: object) -> None:
 def __dir__() -> list[str]:
     """Return the public names, for `dir()` and tab completion; few are imported until used."""
     return sorted(__all__)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch-pytracer")
-    except PackageNotFoundError:  # running from a source tree that is not installed
-        return "0+unknown"

@@ -45,7 +45,9 @@ def open_atomically(path: Path | int) -> Iterator[BinaryIO]:
         with open_file(path, "wb") as opened:
             yield opened
         return
-    existing = _open_existing(path)
+    existing: BinaryIO | None = None
+    with contextlib.suppress(FileNotFoundError):  # what exists stays as it is
+        existing = open_file(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb")
     with contextlib.nullcontext() if existing is None else existing:
         target = _target(path)
         if existing is not None:
@@ -102,14 +104,6 @@ def open_output(path: Path, *, makes_folder: bool = False) -> Iterator[BinaryIO]
         raise PytracerError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _open_existing(path: Path) -> BinaryIO | None:
-    """Open what exists at `path` and leave it as it is; None: nothing exists there."""
-    try:
-        return open_file(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb")
-    except FileNotFoundError:
-        return None
-
-
 def _target(path: Path) -> Path | None:
     """Return the file that links lead to; None: one that a process has open (`/dev/stdout`)."""
     target = Path(path)
@@ -163,14 +157,13 @@ def _can_replace(file: BinaryIO, existing: BinaryIO) -> bool:
     new, old = os.fstat(file.fileno()), os.fstat(existing.fileno())
     if old.st_nlink > 1:
         return False
-    try:
+    with contextlib.suppress(OSError):  # not permitted, or no such owners or modes exist there
         if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
             os.fchown(file.fileno(), old.st_uid, old.st_gid)
         if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode):
             os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
-    except OSError:  # not permitted, or the file system has no such owners or modes
-        return False
-    return True
+        return True
+    return False
 
 
 @contextlib.contextmanager

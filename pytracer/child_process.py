@@ -153,9 +153,18 @@ def run_to_end(
         _wait(process.pid, PATIENCE_S)
         raise
     finally:
-        _kill(process.pid)
+        # Descendants may be in other groups, such as torchrun's workers.
+        descendants = _descendants(process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for descendant in descendants:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(descendant, signal.SIGKILL)
         process.wait()
-        _await_end(process.pid)
+        # The killed processes return their memory of the device.
+        end = time.monotonic() + _KILLED_S
+        while time.monotonic() < end and any(group == process.pid for *_, group in _processes()):
+            time.sleep(_POLL_S)
     return process.returncode, took_s
 
 
@@ -184,28 +193,9 @@ def _wait(pid: int, timeout_s: float | None = None) -> bool:
     """
     options = os.WEXITED | os.WNOWAIT | (0 if timeout_s is None else os.WNOHANG)
     end = time.monotonic() + (timeout_s or 0)
-    while os.waitid(os.P_PID, pid, options) is None:
-        if time.monotonic() >= end:
-            return False
+    while not (has_ended := os.waitid(os.P_PID, pid, options)) and time.monotonic() < end:
         time.sleep(_POLL_S)
-    return True
-
-
-def _kill(pid: int) -> None:
-    """Kill a process, its group, and descendants in other groups, such as torchrun's workers."""
-    descendants = _descendants(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    for descendant in descendants:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(descendant, signal.SIGKILL)
-
-
-def _await_end(group: int) -> None:
-    """Wait until the killed processes of a group have returned their memory of the device."""
-    end = time.monotonic() + _KILLED_S
-    while time.monotonic() < end and any(one == group for _, _, one in _processes()):
-        time.sleep(_POLL_S)
+    return has_ended is not None
 
 
 def _descendants(pid: int) -> list[int]:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+from collections.abc import Callable, Iterator
 
 _log = logging.getLogger("pytracer")
 _logged: set[str] = set()
@@ -21,6 +22,22 @@ def warn_once(message: str, kind: str | None = None) -> None:
             prefix = _prefix()
             for line in message.splitlines():  # lines of several processes may be mixed
                 _log.warning("%s%s", prefix, line)
+
+
+@contextlib.contextmanager
+def harmless(
+    message: str, kind: str | None = None, log: Callable[[str, str | None], object] = warn_once
+) -> Iterator[None]:
+    """Log an exception of the body instead of raising it; the body ends there.
+
+    `message` has `{error}` where the exception is named. Of a `kind`, each class of exceptions is
+    logged once.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = None if kind is None else f"{kind}: {type(error)}"
+        log(message.replace("{error}", repr(error)), kind)
 
 
 def report_once(message: str, kind: str | None = None) -> None:

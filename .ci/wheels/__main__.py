@@ -119,7 +119,7 @@ def inputs_hash() -> str:
         *sorted((ROOT / "csrc" / "hooks").rglob("*.*")),
         Path(compilation.__file__),
         Path(registry.__file__),
-        *(backends / f"{name}.py" for name in ("hook_compile", "hook_key", "ready_hooks")),
+        *(backends / f"{name}.py" for name in ("hook_compile", "ready_hooks")),
     ]
     parts = [repr(command).encode(), version, *(path.read_bytes() for path in files)]
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

@@ -18,7 +18,7 @@ namespace pytracer {
 
 namespace {
 
-using Part = std::tuple<uint64_t, uint64_t, int, uint64_t>;  // as Memory in pytracer/owners/tensors.py
+using Part = std::tuple<uint64_t, uint64_t, int, uint64_t>;  // as in pytracer/owners/copies.py
 
 std::vector<Part> tuples(const std::vector<TensorMemory>& parts) {
   std::vector<Part> found;

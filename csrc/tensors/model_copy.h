@@ -25,7 +25,7 @@ struct TensorCopy {
 };
 using TensorCopies = std::vector<std::shared_ptr<TensorCopy>>;
 
-// Whether the current thread may read a gradient: pytracer/owners/gradients.py has the reason.
+// Whether the current thread may read a gradient: pytracer/owners/read.py has the reason.
 struct GradientRule {
   bool is_read;
   unsigned long thread;

@@ -1,6 +1,7 @@
 """Variables of pytracer that have no effect: said once in a job, and kept from doing harm."""
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -21,7 +22,12 @@ def report_unrecorded() -> None:
 
     Without a handler, the signal would end the job.
     """
-    _defuse()
+    with contextlib.suppress(ConfigError):  # no signal that the variable could have had in mind
+        number = options.OPTIONS["dump_signal"].of_variable()
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            from pytracer.tracing import on_demand
+
+            on_demand.WATCHER.defuse(number)
     variables = [option.variable for option in options.OPTIONS.values()]
     given = [name for name in variables if options.variable_text(name)]
     if options.switched_off() or REPORTED in os.environ:
@@ -50,16 +56,3 @@ def report_unknown() -> None:
             hint = did_you_mean(name.removeprefix(PREFIX), ends, PREFIX)
             warn_once(f"{name} is not a variable of pytracer and has no effect{hint}")
     os.environ[REPORTED] = "1"
-
-
-def _defuse() -> None:
-    text = options.variable_text(options.variable("dump_signal"))
-    option = options.OPTIONS["dump_signal"]
-    try:
-        number = option.check(option.variable, option.parse(text)) if text else None
-    except ConfigError:  # no signal that the variable could have had in mind
-        return
-    if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-        from pytracer.tracing import on_demand
-
-        on_demand.defuse(number)

@@ -144,10 +144,9 @@ def memory(backend: str, index: int) -> dict[str, int | None]:
 
     `process_bytes` are those that this process holds on the device. None: unknown.
     """
-    try:
+    free = total = None
+    with contextlib.suppress(Exception):
         free, total = torch_module(backend).mem_get_info(index)
-    except Exception:
-        free = total = None
     return {
         "total_bytes": total,
         "free_bytes": free,
@@ -155,12 +154,12 @@ def memory(backend: str, index: int) -> dict[str, int | None]:
     }
 
 
-def total_bytes(backend: str, index: int) -> int | None:
-    """Return the memory of a device that is in use, as torch knows it; None: unknown."""
-    try:
-        return int(torch_module(backend).get_device_properties(index).total_memory)
-    except Exception:
-        return None
+def total_memory(backend: str, index: int) -> dict[str, int | None]:
+    """Return how large a device in use is, as torch knows it, in the form of `memory`."""
+    total = None
+    with contextlib.suppress(Exception):
+        total = int(torch_module(backend).get_device_properties(index).total_memory)
+    return {"total_bytes": total}
 
 
 def _process_bytes(backend: str, index: int) -> int | None:
@@ -169,21 +168,14 @@ def _process_bytes(backend: str, index: int) -> int | None:
     None if the driver does not report them: without its library or the permission, for a part of a
     device (MIG), or in a container that has process ids of its own.
     """
-    try:
-        if _pids_are_translated():
-            return None
-        pids_and_bytes = _nvml(index) if backend == "cuda" else _dcmi(index)
-    except Exception:
-        return None
-    mine = [used for pid, used in pids_and_bytes if pid == os.getpid()]
-    return sum(mine) if mine and None not in mine else None
-
-
-def _pids_are_translated() -> bool:
-    """Return whether the driver knows this process by another process id than `os.getpid()`."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        numbers = next((line.split()[1:] for line in status if line.startswith("NSpid:")), [])
-    return len(numbers) > 1
+    with contextlib.suppress(Exception):
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            pids = next((line.split()[1:] for line in status if line.startswith("NSpid:")), [])
+        if len(pids) < 2:  # else the driver knows this process by another one than `os.getpid()`
+            pids_and_bytes = _nvml(index) if backend == "cuda" else _dcmi(index)
+            mine = [used for pid, used in pids_and_bytes if pid == os.getpid()]
+            return sum(mine) if mine and None not in mine else None
+    return None
 
 
 def _nvml(index: int) -> list[tuple[int, Any]]:

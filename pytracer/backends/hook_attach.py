@@ -83,7 +83,7 @@ class Hooks:
         with contextlib.suppress(Exception):
             if build:
                 found = builder.find_or_build(AUTOGRAD)
-            elif not self._has_looked_for_autograd and builder.may_find(AUTOGRAD):
+            elif not self._has_looked_for_autograd:
                 found = builder.find(AUTOGRAD)
             if found:
                 core.attach_autograd(os.fsencode(found.path), running_torch.engine_code())

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import (
@@ -21,7 +20,6 @@ from pytracer.backends.hook_folders import (
     PREBUILT_REMEDY,
     HookFolder,
     HookFolders,
-    no_folder,
     sealed,
 )
 from pytracer.backends.names import AUTOGRAD, HOST, package_of
@@ -91,11 +89,6 @@ class HookBuilder:
             return Found(backend, path, READY)
         return self._look_up(backend, self.folders.chosen())
 
-    def may_find(self, backend: str) -> bool:
-        """Return whether `find` may find a hook, without reading torch's headers for that."""
-        has_ready = bool(self.ready.releases(backend))
-        return has_ready or any(folder.has_any(backend) for folder in self.folders.lookup())
-
     def _look_up(self, backend: str, folders: Sequence[HookFolder]) -> Found | None:
         for folder in folders:
             if path := folder.find_hook(self._file_name(backend)):
@@ -107,20 +100,14 @@ class HookBuilder:
         try:
             return self.compiler.find_command()
         except HookError as error:
-            why = self._why_not_ready(backend)
-            raise HookError(f"{why}; {error}" if why else str(error)) from error
-
-    def _why_not_ready(self, backend: str) -> str:
-        """Say which releases have ready hooks, where the running one has none; empty: none has."""
-        releases = self.ready.releases(backend)
-        if not releases:
-            return ""
-        package, running = package_of(backend), self.compiler.release(backend)
-        why = f"the ready hooks are for {package} {', '.join(releases)}"
-        if public(running) not in releases:
-            return f"{why}, and this is {package} {running}"
-        why += " as their projects publish them"
-        return f"{why}, and the headers of this {package} {running} differ"
+            if not (releases := self.ready.releases(backend)):
+                raise
+            package, running = package_of(backend), self.compiler.release(backend)
+            why = f"the ready hooks are for {package} {', '.join(releases)}"
+            if public(running) in releases:
+                why += f" as their projects publish them, and the headers of this {package}"
+                raise HookError(f"{why} {running} differ; {error}") from error
+            raise HookError(f"{why}, and this is {package} {running}; {error}") from error
 
     def find_or_build(self, backend: str) -> Found:
         """Look the hook up, and build it if no folder has it, or raise a HookError.
@@ -139,11 +126,10 @@ class HookBuilder:
         if attempt in self._failures:
             raise HookError(self._failures[attempt])
         try:
-            found = self._build_in_turn(backend)
+            return self._build_in_turn(backend)
         except HookError as error:
             self._failures[attempt] = str(error)
             raise
-        return found
 
     def build(self, backend: str, directory: Path) -> Path:
         """Compile and probe the hook. `directory`, made if missing, gets the complete file or none.
@@ -154,7 +140,9 @@ class HookBuilder:
         command = self.compiler.find_command()
         target = directory.absolute() / self._file_name(backend)
         try:
-            _make_folder(target.parent)
+            # No folder that is made here may be written to by others, whatever the umask.
+            for folder in reversed((target.parent, *target.parent.parents)):
+                folder.mkdir(mode=0o755, exist_ok=True)
             _remove_leftovers(target.parent)
             with tempfile.TemporaryDirectory(
                 prefix=_SCRATCH, dir=target.parent, ignore_cleanup_errors=True
@@ -208,22 +196,16 @@ class HookBuilder:
         """Build the hook, as `build` does, in the first of pytracer's folders that can keep it."""
         release = f"{package_of(backend)} {self.compiler.release(backend)}"
         warn_once(f"compiling the hook {backend} for {release}, once: this can take some 20 s")
-        problems: dict[HookFolder, str] = {}
-        for folder in self.folders.chosen():
+
+        def build(folder: HookFolder) -> Found:
             try:
-                directory = folder.made(BUILD_BYTES).directory
-                if problems:
-                    reasons = "; ".join(f"{f.directory}: {why}" for f, why in problems.items())
-                    warn_once(f"the hook is kept in {directory}, because of {reasons}")
-                try:
-                    return Found(backend, self.build(backend, directory), folder.name)
-                except HookError:
-                    # The folder may have become full meanwhile. Compilers do not always say so.
-                    folder.made(BUILD_BYTES)
-                    raise
-            except OSError as error:
-                problems[folder] = error.strerror or str(error)
-        raise no_folder(problems)
+                return Found(backend, self.build(backend, folder.directory), folder.name)
+            except HookError:
+                # The folder may have become full meanwhile. Compilers do not always say so.
+                folder.made(BUILD_BYTES)
+                raise
+
+        return self.folders.in_first_usable(build, BUILD_BYTES)
 
     @contextlib.contextmanager
     def _turn(self, backend: str, lock_file: Path) -> Iterator[bool]:
@@ -235,45 +217,34 @@ class HookBuilder:
 
         If the lock fails, the hook is built without it. Several processes may then build the
         same hook, which costs time, and all get a complete one.
+
+        Raises:
+            HookError: Another process has had the lock for longer than `wait_s`.
         """
-        lock, waited = self._acquire(backend, lock_file)
+        lock, waited = None, False
+        try:
+            # Only a process that builds needs the package, and it may be missing.
+            from filelock import FileLock, Timeout
+
+            lock = FileLock(lock_file)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                waited = True
+                lock.acquire(timeout=self.wait_s)
+        except TimeoutError as error:
+            raise HookError(
+                f"another process has been building the hook for {backend!r} for more than "
+                f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
+            ) from error
+        except Exception:
+            lock = None
         try:
             yield waited
         finally:
             if lock is not None:
                 with contextlib.suppress(Exception):
                     lock.release()
-
-    def _acquire(self, backend: str, lock_file: Path) -> tuple[Any, bool]:
-        """Return the acquired lock, or None if locking failed, and whether another process had it.
-
-        Raises:
-            HookError: Another process has had the lock for longer than `wait_s`.
-        """
-        try:
-            # Only a process that builds needs the package, and it may be missing.
-            from filelock import FileLock, Timeout
-
-            lock = FileLock(lock_file)
-            with contextlib.suppress(Timeout):
-                lock.acquire(blocking=False)
-                return lock, False
-            with contextlib.suppress(Timeout):
-                lock.acquire(timeout=self.wait_s)
-                return lock, True
-        except Exception:
-            return None, False
-        raise HookError(
-            f"another process has been building the hook for {backend!r} for more than "
-            f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
-        )
-
-
-def _make_folder(directory: Path) -> None:
-    """Make a folder and those above it, none of which others can write to, whatever the umask."""
-    missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-    for folder in reversed(missing):
-        folder.mkdir(mode=0o755, exist_ok=True)
 
 
 def _remove_leftovers(directory: Path) -> None:

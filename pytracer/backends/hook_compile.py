@@ -3,9 +3,11 @@
 A new backend needs a source, `hooks/{backend}.cpp`, and its folders in `include_dirs`.
 """
 
+import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +16,15 @@ from itertools import product
 from pathlib import Path
 
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
-from pytracer.backends.hook_key import hook_key
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.child_process import run_captured
 from pytracer.errors import HookError
 from pytracer.log import warn_once
 from pytracer.text import brief, printable
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
+
 
 COMPILE_SECONDS = 300.0
 MAX_QUOTED_CHARACTERS = 300
@@ -99,22 +103,46 @@ class HookCompiler:
         if backend == "npu":
             return [headers, *_torch_npu_headers(self._torch_npu() / "include")]
         if backend == HOST:
-            _require_host_allocator(headers, self.torch().version)
+            allocator = headers / "ATen/core/CachingHostAllocator.h"
+            if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
+                raise HookError(
+                    f"torch {self.torch().version} has no interface to its allocator of pinned "
+                    "memory; install torch 2.8 or newer"
+                )
         return [headers]
 
     def key(self, backend: str, release: str) -> str:
-        """Return the key of the hook for a release: see `hook_key`.
+        """Return the key of the hook for a release: 20 digits of a hash of what decides its ABI.
+
+        That is the release of torch or torch_npu, the allocator's headers that the hook names, and
+        our own sources. A release alone would not do, because vendors patch headers. The headers
+        that those include in turn are not read: there are thousands of them. Paths do not count, so
+        that a hook that was built elsewhere for the same torch is found.
 
         Raises:
             HookError: There is no such hook, no torch, or no headers.
+            OSError: A file cannot be read.
         """
+        source, roots = self.source(backend), self.include_dirs(backend)
         facts = {
-            "release": release,
-            "machine": platform.machine(),
             "cxx11_abi": str(self.torch().cxx11_abi),
             "flags": " ".join(compiler_flags(backend)),
+            "machine": platform.machine(),
+            "release": release,
         }
-        return hook_key(self.source(backend), self.include_dirs(backend), facts)
+        parts = [f"{name}={fact}".encode() for name, fact in facts.items()]
+        named: set[bytes] = set()
+        for path in [source, *sorted(source.parent.rglob("*.h"))]:
+            content = path.read_bytes()
+            named.update(_INCLUDE.findall(content))
+            parts += [os.fsencode(path.relative_to(source.parent)), content]
+        for name in sorted(named):
+            candidates = (root / os.fsdecode(name) for root in roots)
+            found = next((path for path in candidates if path.is_file()), None)
+            if found is not None:  # the others are the compiler's own
+                parts += [name, found.read_bytes()]
+        whole = b"".join(hashlib.sha256(part).digest() for part in parts)
+        return hashlib.sha256(whole).hexdigest()[:20]
 
     def release(self, backend: str) -> str:
         """Return the version of the package that has the allocator: torch or torch_npu."""
@@ -128,17 +156,18 @@ class HookCompiler:
         """Return whether `PYTRACER_BUILD` lets a hook be compiled here; a wrong value is logged."""
         if (problem := self.mode_problem()) is not None:
             warn_once(f"{problem}. The default, auto, is used")
-        return self._mode() != "never"
+        return self._mode != "never"
 
     def mode_problem(self) -> str | None:
         """Return why the value of `PYTRACER_BUILD` is wrong; None: it is not."""
-        if self._mode() in ("", "auto", "never"):
+        if self._mode in ("", "auto", "never"):
             return None
         return (
-            f"PYTRACER_BUILD is {brief(self._mode())}; set it to 'auto' (the default: a missing "
+            f"PYTRACER_BUILD is {brief(self._mode)}; set it to 'auto' (the default: a missing "
             "hook is compiled) or 'never'"
         )
 
+    @property
     def _mode(self) -> str:
         return self._environment.get("PYTRACER_BUILD", "").strip()
 
@@ -236,16 +265,6 @@ def quoted(line: str) -> str:
     if len(line) > MAX_QUOTED_CHARACTERS:
         line = f"{line[:MAX_QUOTED_CHARACTERS]}…"
     return printable(line)
-
-
-def _require_host_allocator(headers: Path, version: str) -> None:
-    """Check that torch's allocator of pinned memory can be wrapped."""
-    allocator = headers / "ATen/core/CachingHostAllocator.h"
-    if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
-        raise HookError(
-            f"torch {version} has no interface to its allocator of pinned memory; install torch "
-            "2.8 or newer"
-        )
 
 
 def _installed_torch_npu() -> Path:

@@ -15,10 +15,10 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from pytracer.backends.trusted_folders import check_entry, open_trusted
 from pytracer.errors import HookError
@@ -32,6 +32,7 @@ PREBUILT_REMEDY = (
 
 BUILD_BYTES = 8 << 20  # more than the files of one compilation take
 _NOEXEC = "the file system is mounted noexec, so that no library can be loaded from it"
+Result = TypeVar("Result")
 _HASH_LABEL = b"\npytracer-sha256:"
 
 
@@ -52,13 +53,6 @@ class HookFolder:
     directory: Path
     forbidden_mode: int | None = None
     may_be_link: bool = True
-
-    def has_any(self, backend: str) -> bool:
-        """Return whether a hook of the backend may be here: any name of one, whatever it holds."""
-        with contextlib.suppress(OSError):
-            names = os.listdir(self.directory)
-            return any(name.startswith(f"pytracer_{backend}-") for name in names)
-        return False
 
     def find_hook(self, file_name: str) -> Path | None:
         """Return the path of a hook that may be loaded, or None.
@@ -155,13 +149,27 @@ class HookFolders:
 
         If neither can, a HookError names both.
         """
-        problems = {}
+        return self.in_first_usable(lambda folder: folder)
+
+    def in_first_usable(self, use: Callable[[HookFolder], Result], room_bytes: int = 0) -> Result:
+        """Return what `use` returns for the first of `chosen()` that can keep hooks.
+
+        An OSError of `use` means that the folder cannot. If none can, a HookError names all.
+        """
+        reasons: list[str] = []
         for folder in self.chosen():
             try:
-                return folder.made()
+                made = folder.made(room_bytes)
+                if room_bytes and reasons:
+                    why = "; ".join(reasons)
+                    warn_once(f"the hook is kept in {made.directory}, because of {why}")
+                return use(made)
             except OSError as error:
-                problems[folder] = error.strerror or str(error)
-        raise no_folder(problems)
+                reasons.append(f"{folder.directory}: {error.strerror or error}")
+        raise HookError(
+            f"no folder can keep the hook ({'; '.join(reasons)}); make one of them usable, or "
+            f"{PREBUILT_REMEDY}"
+        )
 
     def chosen(self) -> list[HookFolder]:
         """Return the folders that pytracer chose: the user's cache, and the private folder."""
@@ -201,11 +209,3 @@ def _is_noexec(path: Path) -> bool:
         return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
     except OSError:  # what fails next has the better message
         return False
-
-
-def no_folder(problems: Mapping[HookFolder, str]) -> HookError:
-    """Return the error for a hook that no folder can keep, with the reason of each folder."""
-    reasons = "; ".join(f"{folder.directory}: {why}" for folder, why in problems.items())
-    return HookError(
-        f"no folder can keep the hook ({reasons}); make one of them usable, or {PREBUILT_REMEDY}"
-    )

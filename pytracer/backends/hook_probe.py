@@ -37,42 +37,28 @@ def probe_autograd(path: str) -> None:
     print(PASSED)
 
 
-def probe_host(path: str) -> None:
-    """Attach the hook for pinned memory at `path`, and pin and free memory under it."""
-    try:
-        torch.cuda.init()
-        before = torch.ones(1000, pin_memory=True)
-    except Exception as error:
-        raise SystemExit(NOT_TRIED) from error
-    _attach(_core.attach_hook, os.fsencode(path))
-    del before  # allocated without the hook
-    session = _started_session(_core.HOST_DEVICE)
-    blocks = [torch.ones(size).pin_memory() for size in (1, 1000, 1_000_000)]
-    addresses = {block.data_ptr() for block in blocks}
-    there = blocks[1].to("cuda", non_blocking=True)
-    kept = blocks.pop()
-    del blocks, there
-    session.stop()
-    if not kept.is_pinned() or kept[:2].ne(1).any().item():
-        raise SystemExit(f"torch computes wrong values under the hook {path}")
-    _check_recording(session, addresses, path)
-
-
-def probe_device(backend: str, path: str) -> None:
+def probe_allocator(backend: str, path: str) -> None:
     """Attach the hook at `path`, and allocate and free with and without a recording."""
 
     def work() -> set[int]:
-        blocks = [torch.ones(size, device=backend) for size in (0, 1, 1000, 1_000_000)]
-        blocks[1].resize_(5000)
-        blocks.append(blocks[1].clone())
-        if backend == "cpu" and any(block[:1].ne(1).any().item() for block in blocks):
+        if backend == HOST:
+            blocks = [torch.ones(size).pin_memory() for size in (1, 1000, 1_000_000)]
+            blocks[1].to("cuda", non_blocking=True)
+            is_right = blocks[2].is_pinned() and blocks[2][:2].eq(1).all().item()
+        else:
+            blocks = [torch.ones(size, device=backend) for size in (0, 1, 1000, 1_000_000)]
+            blocks[1].resize_(5000)
+            blocks.append(blocks[1].clone())
+            is_right = backend != "cpu" or all(block[:1].eq(1).all().item() for block in blocks)
+        if not is_right:
             raise SystemExit(f"torch computes wrong values under the hook {path}")
         return {block.data_ptr() for block in blocks if block.numel()}
 
     try:
         if backend != "cpu":
-            torch_module(backend).init()
-        before = torch.ones(1000, device=backend)
+            torch_module("cuda" if backend == HOST else backend).init()
+        place = "cpu" if backend == HOST else backend
+        before = torch.ones(1000, device=place, pin_memory=backend == HOST)
     except Exception as error:  # the device is full, or another process has it exclusively
         if backend == "cpu":
             raise
@@ -80,10 +66,22 @@ def probe_device(backend: str, path: str) -> None:
     _attach(_core.attach_hook, os.fsencode(path))
     del before  # this block was allocated without the hook and is freed under it
     work()
-    session = _started_session(_core.CPU_DEVICE if backend == "cpu" else 0)
+    session = _core.Session(
+        [{"cpu": _core.CPU_DEVICE, HOST: _core.HOST_DEVICE}.get(backend, 0)],
+        max_entries=1000,
+        stack_depth=1,
+        max_stack_bytes=2**20,
+        context=0,
+    )
+    session.start()
     addresses = work()
     session.stop()
-    _check_recording(session, addresses, path)
+    view = session.view()
+    if not addresses <= set(session.events()["address"].tolist()):
+        raise SystemExit(f"the hook {path} does not report allocations")
+    if view.problem:
+        raise SystemExit(f"the hook {path} does not report the allocator's state: {view.problem}")
+    print(PASSED)
 
 
 def _attach(attach: Callable[..., object], *arguments: object) -> None:
@@ -94,31 +92,11 @@ def _attach(attach: Callable[..., object], *arguments: object) -> None:
         raise SystemExit(REFUSED) from error
 
 
-def _started_session(device: int) -> _core.Session:
-    session = _core.Session(
-        [device], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
-    )
-    session.start()
-    return session
-
-
-def _check_recording(session: _core.Session, addresses: set[int], path: str) -> None:
-    """Check that a recording that has ended has all addresses, and print that it has."""
-    view = session.view()
-    if not addresses <= set(session.events()["address"].tolist()):
-        raise SystemExit(f"the hook {path} does not report allocations")
-    if view.problem:
-        raise SystemExit(f"the hook {path} does not report the allocator's state: {view.problem}")
-    print(PASSED)
-
-
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit("usage: python -m pytracer.backends.hook_probe BACKEND PATH")
     _, backend, path = sys.argv
     if backend == AUTOGRAD:
         probe_autograd(path)
-    elif backend == HOST:
-        probe_host(path)
     else:
-        probe_device(backend, path)
+        probe_allocator(backend, path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pytracer.backends import devices, running_torch
 from pytracer.backends.devices import OomObserver
-from pytracer.log import report_once, warn_once
+from pytracer.log import harmless, report_once
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ _MAX_CAUSES = 10
 Listener = Callable[[OutOfMemory], None]
 
 listeners: set[Listener] = set()
-_notifying = False
+_notifying_in: int | None = None  # the process; a forked child may lack the thread
 _this_thread = threading.local()
 
 
@@ -79,13 +79,11 @@ def watch(backend: str) -> None:
     if watch.attached:
         return
     watch.attached = True
-    try:
+    with harmless(
+        f"no snapshot will be written when {backend.upper()} memory runs out: torch refused the "
+        "observer ({error}). Everything else is recorded"
+    ):
         devices.attach_oom_observer(backend, watch)
-    except Exception as error:
-        warn_once(
-            f"no snapshot will be written when {backend.upper()} memory runs out: torch refused "
-            f"the observer ({error!r}). Everything else is recorded"
-        )
 
 
 def adopt(backend: str, observer: OomObserver) -> None:
@@ -102,7 +100,7 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
     before it reports the out-of-memory to anybody. `error` has ended a part of the program, and
     `indices` are the CUDA devices that are recorded and in use.
     """
-    try:
+    with harmless("an out-of-memory error was not recorded: {error}"):
         hidden, library_error = _hidden(error)
         if hidden is None:
             return
@@ -129,8 +127,6 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
             free, total, index = min(sizes)  # the exception does not name the device
             _core.record_oom(index, 0, free)
             _notify(OutOfMemory(index, 0, total, free, library_error))
-    except Exception as failure:
-        warn_once(f"an out-of-memory error was not recorded: {failure!r}")
 
 
 def _hidden(error: BaseException | None) -> tuple[BaseException | None, str | None]:
@@ -169,31 +165,18 @@ def _notify(event: OutOfMemory) -> None:
     Waiting for the other thread could deadlock: `on_snapshot` may need a lock that this thread
     holds.
     """
-    global _notifying
-    if _notifying:
+    global _notifying_in
+    if _notifying_in == os.getpid():
         report_once(
             "memory ran out again while the snapshot of an out-of-memory error was being "
             "written. The second error gets no snapshot of its own"
         )
         return
-    _notifying = True
+    _notifying_in = os.getpid()
     try:
         for listener in list(listeners):
-            try:
+            failed = "a tracer wrote no snapshot of the out-of-memory error: {error}"
+            with harmless(failed, f"out-of-memory listener {hash(listener)}", report_once):
                 listener(event)
-            except Exception as error:
-                kind = f"out-of-memory listener {hash(listener)}"
-                report_once(
-                    f"a tracer wrote no snapshot of the out-of-memory error: {error!r}", kind
-                )
     finally:
-        _notifying = False
-
-
-def _reset_in_child() -> None:
-    """Reset what a thread of the parent that the child lacks may have set."""
-    global _notifying
-    _notifying = False
-
-
-os.register_at_fork(after_in_child=_reset_in_child)
+        _notifying_in = None

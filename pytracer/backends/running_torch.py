@@ -61,16 +61,11 @@ def torch_module(backend: str) -> ModuleType:
     if backend != "cuda":
         repair = f"install the torch_npu that fits torch {torch.__version__}"
         _imported("torch_npu", f"install it, or {RECORD_THE_CPU}", repair)
-    elif torch.version.hip is not None:
-        raise HookError(
-            f"torch {torch.__version__} is built for ROCm, whose allocator pytracer does not "
-            f"record; {RECORD_THE_CPU}"
-        )
-    elif torch.version.cuda is None:
-        raise HookError(
-            f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch, or "
-            f"{RECORD_THE_CPU}"
-        )
+    elif torch.version.hip is not None or torch.version.cuda is None:
+        how = "without CUDA; install a CUDA build of torch, or "
+        if torch.version.hip is not None:
+            how = "for ROCm, whose allocator pytracer does not record; "
+        raise HookError(f"torch {torch.__version__} is built {how}{RECORD_THE_CPU}")
     module: ModuleType = getattr(torch, backend)
     return module
 

@@ -4,14 +4,18 @@ A box is not trusted, whoever wrote it: any value may have any type, and any tex
 value of another type than its attribute is None, or its default. Only this module reads the JSON.
 """
 
+import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytracer import _core
+from pytracer.boxes import places
+from pytracer.errors import PytracerError
 from pytracer.reading.metadata import FileMetadata, file_metadata
 from pytracer.text import printable
 
@@ -33,7 +37,7 @@ class Description:
             takes it.
         about: The snapshot's metadata. `about.as_written` has only what a snapshot can hold.
         total_bytes: The sizes of accelerators, by index.
-        kills: What `pytracer.tracing.cgroup.kills` said. The file may be any file.
+        kills: What `pytracer.tracing.host_memory.kills` said. The file may be any file.
         is_ray_worker: Whether Ray had started the process.
     """
 
@@ -151,3 +155,30 @@ def _bounded(value: Any, nested: int) -> Any:
     if isinstance(value, list):
         return [_bounded(each, nested - 1) for each in value] if nested else None
     return None if isinstance(value, int) and abs(value) >= 2**63 else value
+
+
+class DamagedBoxError(PytracerError):
+    """A box cannot be read by anybody, whatever this process may do."""
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[_core.Box, Description] | None]:
+    """Open a box of this user's, with what its process said last; None: nothing is left to say.
+
+    Raises:
+        OSError: It cannot be read, or is not a regular file of this user's.
+        DamagedBoxError: It is not a box, is one of another version, or is damaged.
+    """
+    file = places.open_box(path)
+    try:
+        if os.fstat(file).st_size == 0:  # the process had not begun, or see `places.empty`
+            yield None
+            return
+        try:
+            box = _core.Box(file)
+            description = described(box.description)
+        except (PytracerError, ValueError) as error:
+            raise DamagedBoxError(str(error)) from error
+        yield None if description is None else (box, description)
+    finally:
+        os.close(file)

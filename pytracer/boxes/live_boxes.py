@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytracer import _core
-from pytracer.boxes.opening import opened
+from pytracer.boxes.description import opened
 
 _MAPPED = re.compile(
     rb" (/\S.*/(?:\.pytracer_boxes|pytracer_boxes_\d+)/[\w-]+\.box)$", re.MULTILINE
@@ -83,20 +83,15 @@ def _devices(pid: int, path: Path, folders: Set[Path] | None) -> Iterator[LiveDe
             output is None or folders.isdisjoint((output, *output.parents))
         ):
             return
-        accelerator = described.accelerator
-        for now in box.devices:
-            is_cpu = now["device"] == _core.CPU_DEVICE
-            is_host = now["device"] == _core.HOST_DEVICE
-            if now["recorded"] == 0:
-                continue
+        names = {_core.CPU_DEVICE: "cpu", _core.HOST_DEVICE: "host"}
+        for now in filter(lambda now: now["recorded"], box.devices):
+            index, reserved = now.pop("device"), now.pop("reserved_bytes")
             yield LiveDevice(
-                pid,
-                described.about.rank,
-                "cpu" if is_cpu else "host" if is_host else f"{accelerator}:{now['device']}",
-                box.last_step,
-                now["recorded"],
-                now["allocated_bytes"],
-                now["peak_bytes"],
-                None if is_cpu else now["reserved_bytes"],
-                os.fspath(path),
+                pid=pid,
+                rank=described.about.rank,
+                device=names.get(index, f"{described.accelerator}:{index}"),
+                step=box.last_step,
+                reserved_bytes=None if index == _core.CPU_DEVICE else reserved,
+                box=os.fspath(path),
+                **now,
             )

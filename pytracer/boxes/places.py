@@ -56,7 +56,13 @@ def make(folder: Path) -> tuple[int, Path]:
         os.path.abspath(folder), forbidden_mode=0o077, follow_last=False, make=True
     )
     try:
-        file, path = _make_in(at, folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        process = f"{os.getpid()}-{_start('self')}-{_namespace()}-{boot()}"
+        for number in itertools.count():
+            path = folder / f"{process}-{number}.box"
+            with contextlib.suppress(FileExistsError):
+                file = os.open(path.name, flags, 0o600, dir_fd=at)
+                break
     finally:
         os.close(at)
     _made_for[path] = missing
@@ -66,15 +72,6 @@ def make(folder: Path) -> tuple[int, Path]:
         file = higher
     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return file, path
-
-
-def _make_in(at: int, folder: Path) -> tuple[int, Path]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    for number in itertools.count():
-        path = folder / f"{os.getpid()}-{_start('self')}-{_namespace()}-{boot()}-{number}.box"
-        with contextlib.suppress(FileExistsError):
-            return os.open(path.name, flags, 0o600, dir_fd=at), path
-    raise AssertionError
 
 
 @contextlib.contextmanager
@@ -188,10 +185,10 @@ def boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "").strip()[:16]
 
 
-def boot_of(path: Path) -> str:
-    """Return the start of the machine in which a box was made."""
+def is_of_this_boot(path: Path) -> bool:
+    """Return whether a box was made since this start of the machine."""
     name = _NAME.fullmatch(path.name)
-    return "" if name is None else name[4]
+    return name is not None and name[4] == boot()
 
 
 def _namespace() -> int:

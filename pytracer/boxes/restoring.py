@@ -78,7 +78,7 @@ def left_in(folder: Path, also_below: bool) -> Iterator[tuple[Path, Path]]:
 
 def output_of(box: Path) -> Path | None:
     """Return the folder of the output of a box's process; None: the box does not say it."""
-    from pytracer.boxes.opening import opened  # the core is not needed where there is no box
+    from pytracer.boxes.description import opened  # the core is not needed where there is no box
 
     with contextlib.suppress(Exception), opened(box) as found:
         return None if found is None else found[1].output

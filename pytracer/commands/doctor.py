@@ -20,8 +20,14 @@ from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.errors import ConfigError, HookError
 from pytracer.reading.files import is_special
 from pytracer.text import number, printable
-from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import ENVIRONMENT_DEFAULTS, PATCH_TORCH, SWITCH, switch, switched_off
+from pytracer.tracing.options import (
+    ENVIRONMENT_DEFAULTS,
+    PATCH_TORCH,
+    SWITCH,
+    Options,
+    switch,
+    switched_off,
+)
 
 
 @click.command("doctor")

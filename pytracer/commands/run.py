@@ -13,11 +13,11 @@ from pytracer.commands.shared_options import device_memory_option
 from pytracer.errors import ConfigError
 from pytracer.rehearsal.models import MODELS
 from pytracer.tracing.option_forms import parse_bool
-from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import (
     OPTIONS,
     PATCH_TORCH,
     SWITCH,
+    Options,
     switched_off,
     variable,
     variable_text,

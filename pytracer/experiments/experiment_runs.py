@@ -25,8 +25,8 @@ from pytracer.experiments.conclusions import report
 from pytracer.experiments.run_files import RunFiles, read_run
 from pytracer.settings import change as allocator
 from pytracer.text import printable
-from pytracer.tracing.option_forms import check_step_from
 from pytracer.tracing.options import (
+    OPTIONS,
     STEP_OPTIONS,
     SWITCH,
     record_all_ranks,
@@ -91,7 +91,7 @@ class Experiment:
                 f"{SWITCH}=0 switches off tracing, which an experiment needs: unset {SWITCH}"
             )
         if step_from is not None:
-            check_step_from("step_from", step_from)
+            OPTIONS["step_from"].check("step_from", step_from)
         self._command = list(command)
         self.step_from = step_from or os.environ.get(variable("step_from")) or "optimizer"
         self._variables = _variables(settings)

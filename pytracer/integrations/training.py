@@ -1,11 +1,10 @@
 """A tracer around the training of a framework that calls back."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytracer
-from pytracer.log import print_line, warn_once
+from pytracer.log import harmless, print_line
 
 
 class RecordingCallback:
@@ -78,9 +77,5 @@ class RecordingCallback:
                     print_line(str(self.tracer.report()))
 
 
-@contextlib.contextmanager
-def _harmless() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        warn_once(f"the training is not recorded as asked: {error!r}. The training continues")
+def _harmless() -> contextlib.AbstractContextManager[None]:
+    return harmless("the training is not recorded as asked: {error}. The training continues")

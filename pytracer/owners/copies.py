@@ -6,6 +6,7 @@ what another thread drops is freed at once.
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -20,19 +21,19 @@ NO_GRADIENTS: GradientRule = False, 0, False, False, -1
 Named = list[tuple[str | int, list[_core.TensorCopy]]]
 
 
+@dataclass(eq=False, slots=True)
 class ModuleCopy:
     """A copy of a `torch.nn.Module`: its class, and its parameters, buffers and submodules by name.
 
     `number` is the id of the module.
     """
 
-    __slots__ = ("_buffers", "_modules", "_parameters", "class_name", "number", "reference")
-
-    def __init__(self, number: int, class_name: str, reference: "ref[Any]") -> None:
-        self.number, self.class_name, self.reference = number, class_name, reference
-        self._parameters: dict[str, _core.TensorCopy] = {}
-        self._buffers: dict[str, _core.TensorCopy] = {}
-        self._modules: dict[str, ModuleCopy] = {}
+    number: int
+    class_name: str
+    reference: "ref[Any]"
+    _parameters: dict[str, _core.TensorCopy]
+    _buffers: dict[str, _core.TensorCopy]
+    _modules: "dict[str, ModuleCopy]"
 
 
 class OptimizerCopy(NamedTuple):
@@ -83,8 +84,8 @@ def copies_of_modules(
             if each is None or each[0] in found:
                 continue
             number, class_name, parameters, buffers, submodules = each
-            copy = found[number] = ModuleCopy(number, class_name, reference)
-            copy._parameters, copy._buffers = parameters, buffers
+            copy = ModuleCopy(number, class_name, reference, parameters, buffers, {})
+            found[number] = copy
             children.append((copy, [(name, child) for name, child, _ in submodules]))
             waiting.extend(child_of for _, child, child_of in submodules if child not in found)
     for copy, names in children:

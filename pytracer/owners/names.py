@@ -11,6 +11,7 @@ from weakref import ref
 
 from pytracer import _core
 from pytracer.owners.copies import ModuleCopy, OptimizerCopy
+from pytracer.owners.weak_table import WeakTable
 
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The names of the module in a wrapper: of torch.compile, FSDP1, and wrappers for checkpointing."""
@@ -63,32 +64,25 @@ class _Prefixes:
     """The beginnings of the paths in outermost modules, which stay as they were first."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Any], str]] = {}  # by the id of the module
+        self._known = WeakTable[str](2**18)
 
     def of(self, roots: list[ModuleCopy]) -> list[str]:
         """Return the beginnings of the paths in these modules; "": none."""
-        if len(self._known) > 2 * len(roots) + 64:
-            self._known = {i: kept for i, kept in self._known.items() if _core.is_alive(kept[0])}
-        found = [self._prefix(root) for root in roots]
-        names = [root.class_name for root in roots]
-        used, classes = {*found} - {None}, Counter(names)
-        numbers: Counter[str] = Counter()
+        found = [self._known.get(root.number, root.reference) for root in roots]
+        classes = Counter(root.class_name for root in roots)
+        used, numbers = {*found} - {None}, Counter[str]()
         for position, root in enumerate(roots):
             if found[position] is not None:
                 continue
-            prefix = name = "" if len(roots) == 1 else names[position]
+            prefix = name = "" if len(roots) == 1 else root.class_name
             if name and (classes[name] > 1 or name in used):
                 while prefix == name or prefix in used:
                     numbers[name] += 1
                     prefix = f"{name}#{numbers[name]}"
             used.add(prefix)
             found[position] = prefix
-            self._known[root.number] = root.reference, prefix
+            self._known.add(root.number, root.reference, prefix)
         return [prefix or "" for prefix in found]
-
-    def _prefix(self, root: ModuleCopy) -> str | None:
-        known, prefix = self._known.get(root.number, (None, None))
-        return prefix if known is root.reference else None
 
 
 _PREFIXES = _Prefixes()
@@ -140,12 +134,7 @@ def unwrapped(module: Any) -> Any:
 
 
 def _has_tensors(module: Any) -> bool:
-    return has_parameters(module) or bool(_items(module, "_buffers"))
-
-
-def has_parameters(module: Any) -> bool:
-    """Return whether a module has parameters of its own."""
-    return bool(_items(module, "_parameters"))
+    return any(_items(module, kind) for kind in ("_parameters", "_buffers"))
 
 
 def _items(module: Any, kind: str) -> list[tuple[str, Any]]:
@@ -165,8 +154,7 @@ class RememberedNames:
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[ref[Any], dict[tuple[int, int], tuple[int, str]]]] = {}
-        self._most = 64  # how many there are when those that are gone are left out
+        self._names = WeakTable[dict[tuple[int, int], tuple[int, str]]](2**18)
 
     def remember(self, name_of: Callable[[int], str], optimizers: list[OptimizerCopy]) -> None:
         """Remember the names of what optimizers have, and forget what they do not have any more.
@@ -174,21 +162,14 @@ class RememberedNames:
         `name_of` returns the name of a parameter by its id; "" if no module has the parameter.
         """
         for optimizer in optimizers:
-            known = self._of(optimizer)
+            known = self._names.get(optimizer.number, optimizer.reference) or {}
             names = {
                 place: found
                 for place, parameter in _places(optimizer)
                 if (found := (parameter.number, name_of(parameter.number)))[1]
                 or (found := known.get(place, (0, "")))[0] == parameter.number
             }
-            self._names[optimizer.number] = optimizer.reference, names
-        if len(self._names) > self._most:
-            self._names = {i: kept for i, kept in self._names.items() if _core.is_alive(kept[0])}
-            self._most = max(64, 2 * len(self._names))
-
-    def _of(self, optimizer: OptimizerCopy) -> dict[tuple[int, int], tuple[int, str]]:
-        reference, names = self._names.get(optimizer.number, (None, {}))
-        return names if reference is optimizer.reference else {}
+            self._names.add(optimizer.number, optimizer.reference, names)
 
     def name_of(
         self, optimizer: OptimizerCopy, place: tuple[int, int], parameter: int
@@ -197,8 +178,9 @@ class RememberedNames:
 
         `place` has the number of the group, and of the parameter in it. `parameter` is its id.
         """
-        known, name = self._of(optimizer).get(place, (0, None))
-        return name if known == parameter else None
+        known = self._names.get(optimizer.number, optimizer.reference) or {}
+        number, name = known.get(place, (0, None))
+        return name if number == parameter else None
 
 
 class ParameterPaths:

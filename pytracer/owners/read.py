@@ -4,21 +4,22 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from weakref import ref
 
 from pytracer import _core
-from pytracer.log import warn_once
+from pytracer.log import harmless, warn_once
 from pytracer.owners.copies import (
+    GradientRule,
     ModuleCopy,
     OptimizerCopy,
     Part,
     copies_of_modules,
     copy_of_optimizer,
 )
-from pytracer.owners.gradients import GradientAccess
 from pytracer.owners.holders import Begin, HoldersNow, without_tensor
 from pytracer.owners.names import named_tensors, outermost
 from pytracer.owners.registry import REGISTRY
@@ -36,6 +37,31 @@ _PARAMETER, _BUFFER, _GRADIENT, _STATE, _WORKSPACE, _ACTIVATION = map(
 _MODULE, _OPTIMIZER, _GRAD, _CUBLAS, _SAVED = map(
     _core.CATEGORY_RULES.index, ("module", "optimizer", "grad", "cublas", "saved_by_node")
 )
+
+
+def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, bool]:
+    """Return which gradients the current thread may read now, and whether it may read graphs.
+
+    torch replaces `grad` without a lock, in part without the GIL: a program that reads `grad` while
+    another thread sets it may crash. So gradients are read only where no other thread sets them: on
+    the thread that steps the optimizer of the parameter, and, inside of backward, on the thread
+    that accumulates the gradients of the parameter's device (`csrc/tensors/model_copy.cpp`). The
+    same holds for what the nodes of a graph keep, which a backward pass releases. Whether another
+    thread runs one is looked up while they are read. `used` are the devices in use; -1: the CPU.
+    """
+    thread = threading.get_ident()
+    ours = (threading.main_thread(), threading.current_thread())
+    may_others_train = any(not one.daemon and one not in ours for one in threading.enumerate())
+    is_only_maker = thread in REGISTRY.makers and not may_others_train
+    is_in_backward, device = torch._C._current_graph_task_id() != -1, -1
+    if is_in_backward:
+        with contextlib.suppress(Exception):  # the accelerator is not initialised
+            device = int(torch._C._accelerator_getDeviceIndex())
+        may_read_graphs = sum(index >= 0 for index in used) < 2  # each accelerator has a thread
+    else:
+        steppers = {each for _, each in REGISTRY.optimizers() if each is not None}
+        may_read_graphs = steppers == {thread} if steppers else is_only_maker
+    return (True, thread, is_only_maker, is_in_backward, device), may_read_graphs
 
 
 class OwnersNow:
@@ -78,19 +104,18 @@ class OwnersNow:
 
     def _read(self) -> None:
         """Read what models and optimizers have."""
-        access = GradientAccess(self._torch, REGISTRY)
-        self._may_read_graphs = access.may_read_graphs(self._used)
+        rule, self._may_read_graphs = what_may_be_read(self._torch, self._used)
         optimizers: list[OptimizerCopy] = []
         steppers: dict[int, int] = {}  # threads by parameters
         for reference, thread in REGISTRY.optimizers():
-            optimizer, unread = copy_of_optimizer(reference, thread, access.rule)
+            optimizer, unread = copy_of_optimizer(reference, thread, rule)
             self._note_unread(unread)
             if optimizer is None:
                 continue
             optimizers.append(optimizer)
             if thread is not None:
                 steppers.update((each.number, thread) for each in optimizer.parameters)
-        modules, unread = copies_of_modules(REGISTRY.modules(), steppers, access.rule)
+        modules, unread = copies_of_modules(REGISTRY.modules(), steppers, rule)
         self._note_unread(unread)
         # By id, with the id of the model or the optimizer.
         parameters: dict[int, tuple[str, _core.TensorCopy, int]] = {}
@@ -147,16 +172,13 @@ class OwnersNow:
                 "owners: unread",
             )
 
-    def _attempt(self, read: Any, *arguments: Any) -> None:
-        try:
-            read(*arguments)
-        except Exception as error:  # code of the program: subclasses of tensors and of optimizers
-            self.unread += 1
-            warn_once(
-                f"some memory has no name: reading a tensor failed with {error!r}. The job is not "
-                "affected",
-                f"owners: {type(error)}",
-            )
+    def _attempt(self, read: Callable[[], None]) -> None:
+        # Code of the program may run: that of subclasses of tensors and of optimizers.
+        failed = "some memory has no name: reading a tensor failed with {error}. The job is not "
+        with harmless(f"{failed}affected", "owners"):
+            read()
+            return
+        self.unread += 1
 
     def _add(self, parts: list[Part], category: int, rule: int, name: str, root: int) -> None:
         """Add the memory of a tensor of a model or an optimizer with this id."""
@@ -268,7 +290,7 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
 
     `patience`: as for `OwnersNow`.
     """
-    try:
+    with harmless("a snapshot has no owners of memory: {error}", "owners"):
         marks = session.mark()
         used = [mark.device for mark in marks if mark.used]
         now = OwnersNow({mark.device for mark in marks}, used, patience)
@@ -282,6 +304,4 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
             unsearched=now.unsearched,
             has_all_modules=REGISTRY.is_complete,
         )
-    except Exception as error:
-        warn_once(f"a snapshot has no owners of memory: {error!r}", f"owners: {type(error)}")
-        return None
+    return None

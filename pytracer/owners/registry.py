@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -18,26 +19,19 @@ from pytracer.backends.running_torch import is_compiled
 from pytracer.log import warn_once
 from pytracer.owners.copies import copies_of_modules, copy_of_optimizer
 from pytracer.owners.names import ParameterPaths, RememberedNames
+from pytracer.owners.weak_table import WeakTable
 
 MAX_MODULES = 2**18  # how many modules, and optimizers, are known at most; later ones are counted
 _MAX_MAKERS = 1024
-_FEW = 64  # objects, of which those that are gone need not be left out
 _GATHERING = {"FSDPModule", "FullyShardedDataParallel"}
 
 
-class _Known:
-    """A weak reference to an optimizer, and what is known about it.
+@dataclass
+class _Steps:
+    """What is known about an optimizer."""
 
-    Attributes:
-        thread: The thread that stepped it last; None: it has not stepped yet.
-        noted: How many of its states were noted in the live blocks; None: nothing was.
-    """
-
-    __slots__ = ("noted", "reference", "thread")
-
-    def __init__(self, reference: "ref[Any]", thread: int | None) -> None:
-        self.reference, self.thread = reference, thread
-        self.noted: int | None = None
+    thread: int | None = None  # that stepped it last; None: it has not stepped yet
+    noted: int | None = None  # so many of its states are in the live blocks; None: nothing is
 
 
 class Registry:
@@ -51,11 +45,8 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        # By the ids of the objects, some of which may be gone. Each reference is the one that an
-        # object has without a call: `ref(module)` is the same object as long as both live.
-        self._modules: dict[int, ref[Any]] = {}
-        self._optimizers: dict[int, _Known] = {}
-        self._most_modules = self._most_optimizers = _FEW  # then those that are gone are left out
+        self._modules = WeakTable[bool](MAX_MODULES)
+        self._optimizers = WeakTable[_Steps](MAX_MODULES)
         self._handles: list[Any] = []
         self._changing = threading.RLock()  # a signal handler may start or stop a tracer
         self._changes = 0  # how often a module got a parameter, a buffer or a submodule
@@ -76,7 +67,7 @@ class Registry:
         with self._changing:
             self._note_maker()
             self._noted_at = -1  # the live blocks may be new
-            for known in [*self._optimizers.values()]:
+            for _, known in self._optimizers.live():
                 known.noted = None
             self._follow_calls()
             if self._handles:
@@ -138,38 +129,37 @@ class Registry:
         self._changes += 1
         with contextlib.suppress(TypeError):  # a class without weak references
             reference = ref(module)
-            if self._modules.get(id(module)) is not reference:
+            if self._modules.get(id(module), reference) is None:
                 self._note_maker()
-                self._add_module(id(module), reference)
+                self.dropped += not self._modules.add(id(module), reference, True)
 
     def _steps(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note an optimizer and its thread, before its first step makes its state."""
         if is_compiled():
             return
         try:
-            known = self._known(optimizer)
-            stepped = known.thread
-            known.thread = threading.get_ident()
+            reference, known = self._known(optimizer)
+            stepped, known.thread = known.thread, threading.get_ident()
             if stepped is None:
-                self._remember_names(known.reference)
+                self._remember_names(reference)
         except Exception:  # no room, or a module that is not like torch's
             self.dropped += 1
 
-    def _known(self, optimizer: Any) -> _Known:
+    def _known(self, optimizer: Any) -> "tuple[ref[Any], _Steps]":
         reference = ref(optimizer)
-        known = self._optimizers.get(id(optimizer))
-        if known is not None and known.reference is reference:
-            return known
-        if not self._add_optimizer(id(optimizer), reference):
-            raise LookupError
-        return self._optimizers[id(optimizer)]
+        known = self._optimizers.get(id(optimizer), reference)
+        if known is None:
+            known = _Steps()
+            if not self._optimizers.add(id(optimizer), reference, known):
+                raise LookupError
+        return reference, known
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note what models and an optimizer have, after a step that has made states."""
         if is_compiled():
             return
         try:
-            known = self._known(optimizer)
+            reference, known = self._known(optimizer)
             # It makes more states when it steps other parameters.
             if known.noted == len(optimizer.state):
                 return
@@ -179,9 +169,7 @@ class Registry:
                 self._note_modules()
             first = known.noted or 0
             with sys.modules["torch"]._C.DisableTorchFunction():
-                copy, _ = copy_of_optimizer(
-                    known.reference, None, first_state=first, notes_uses=True
-                )
+                copy, _ = copy_of_optimizer(reference, None, first_state=first, notes_uses=True)
             known.noted = copy.state_count if copy is not None else first
         except Exception:  # no room, or an optimizer that is not like torch's
             self.dropped += 1
@@ -193,13 +181,11 @@ class Registry:
         """
         try:
             self.search()
-            if "deepspeed" not in sys.modules and not self._gathers():
+            classes = _core.class_names(self.modules())
+            if "deepspeed" not in sys.modules and _GATHERING.isdisjoint(classes):
                 self._note_modules()
         except Exception:  # a module that is not like torch's
             self.dropped += 1
-
-    def _gathers(self) -> bool:
-        return not _GATHERING.isdisjoint(_core.class_names(self.modules()))
 
     def _note_modules(self) -> None:
         with sys.modules["torch"]._C.DisableTorchFunction():
@@ -218,31 +204,6 @@ class Registry:
                 self._paths = ParameterPaths(copies_of_modules(self.modules(), {})[0])
         self.names.remember(self._paths.name_of, [copy])
 
-    def _add_module(self, number: int, reference: "ref[Any]") -> None:
-        if len(self._modules) >= self._most_modules:
-            self._forget_dead()
-        if len(self._modules) < MAX_MODULES:
-            self._modules.pop(number, None)  # of one that is gone: the new one comes last
-            self._modules[number] = reference
-        else:
-            self.dropped += 1
-
-    def _add_optimizer(self, number: int, reference: "ref[Any]") -> bool:
-        if len(self._optimizers) >= self._most_optimizers:
-            self._forget_dead()
-        if len(self._optimizers) >= MAX_MODULES:
-            return False
-        self._optimizers.pop(number, None)
-        self._optimizers[number] = _Known(reference, None)
-        return True
-
-    def _forget_dead(self) -> None:
-        modules, optimizers = [*self._modules.items()], [*self._optimizers.items()]
-        self._modules = {key: each for key, each in modules if _core.is_alive(each)}
-        self._optimizers = {key: each for key, each in optimizers if _core.is_alive(each.reference)}
-        self._most_modules = max(_FEW, 2 * len(self._modules))
-        self._most_optimizers = max(_FEW, 2 * len(self._optimizers))
-
     def search(self) -> None:
         """Find the modules and optimizers that torch has not reported.
 
@@ -252,36 +213,26 @@ class Registry:
         optimizers = sys.modules.get("torch.optim.optimizer")
         if modules is None or optimizers is None:  # no torch
             return
-        self._forget_dead()
+        self._modules.forget_dead()
+        self._optimizers.forget_dead()
         kinds = modules.Module, optimizers.Optimizer
         for kind, number, reference in _core.live_references(*kinds):
-            if kind == 0:
-                if self._modules.get(number) is not reference:
-                    self._changes += 1
-                    self._add_module(number, reference)
-                continue
-            known = self._optimizers.get(number)
-            if known is None or known.reference is not reference:
-                self.dropped += not self._add_optimizer(number, reference)
+            if kind == 0 and self._modules.get(number, reference) is None:
+                self._changes += 1
+                self.dropped += not self._modules.add(number, reference, True)
+            elif kind != 0 and self._optimizers.get(number, reference) is None:
+                self.dropped += not self._optimizers.add(number, reference, _Steps())
 
     def modules(self) -> "list[ref[Any]]":
         """Return references to the modules, in the order in which they were found."""
-        return [each for each in [*self._modules.values()] if _core.is_alive(each)]
+        return [reference for reference, _ in self._modules.live()]
 
     def optimizers(self) -> "list[tuple[ref[Any], int | None]]":
         """Return references to the optimizers, and the threads that stepped them last.
 
         They are in the order in which they were found. None: it has not stepped yet.
         """
-        return [
-            (known.reference, known.thread)
-            for known in [*self._optimizers.values()]
-            if _core.is_alive(known.reference)
-        ]
-
-    def steppers(self) -> "list[int]":
-        """Return the threads that stepped an optimizer last."""
-        return [thread for _, thread in self.optimizers() if thread is not None]
+        return [(reference, known.thread) for reference, known in self._optimizers.live()]
 
     def are_models_evaluating(self) -> bool | None:
         """Return whether no module with parameters is in training mode; None if there is none."""

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Set
-from types import TracebackType
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
@@ -43,16 +42,12 @@ def variables(change: str) -> dict[str, str]:
     if general is None or VARIABLE["npu"] in os.environ or running.torch_npu_is_older():
         found[VARIABLE["npu"]] = os.environ.get(VARIABLE["npu"], cuda)
     changed = parse_settings(change)
-    return {
-        name: format_settings(_of_variable(name, value) | changed) for name, value in found.items()
-    }
-
-
-def _of_variable(name: str, value: str) -> dict[str, str]:
-    try:
-        return parse_settings(value)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+    for name, value in found.items():
+        try:
+            found[name] = format_settings(parse_settings(value) | changed)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+    return found
 
 
 def check_in_new_process(change: str) -> str | None:
@@ -138,10 +133,6 @@ def allocator_settings(settings: str, *, device: str = "auto") -> "AllocatorSett
         HookError: There is no accelerator, or torch does not support one.
         PytracerError: The settings did not take effect, or a graph is being captured.
     """
-    return AllocatorSettings(_accelerator(device), settings)
-
-
-def _accelerator(device: str) -> str:
     if device == "cpu":
         raise ConfigError('the CPU allocator has no settings; give device="cuda" or "npu"')
     if device not in ("auto", *ACCELERATORS):
@@ -157,7 +148,7 @@ def _accelerator(device: str) -> str:
             'an accelerator, set device="cuda" or "npu"'
         )
     devices.indices(backend, None)
-    return backend
+    return AllocatorSettings(backend, settings)
 
 
 class AllocatorSettings(contextlib.AbstractContextManager[None]):
@@ -179,12 +170,7 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
         if self._before is None:
             self._make()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Take the change back: restore what its settings were before it."""
         if self._before is not None:
             before, self._before = self._before, None

@@ -12,25 +12,20 @@ from pytracer.errors import ConfigError, PytracerError
 from pytracer.text import did_you_mean
 from pytracer.variables import VARIABLE, format_settings
 
+_OFF = """expandable_segments graph_capture_record_stream_reuse pinned_free_catch_all
+    pinned_use_background_threads pinned_use_cuda_host_register release_lock_on_cudamalloc
+    release_lock_on_npumalloc throw_on_cudamalloc_oom throw_on_npumalloc_oom"""
 DEFAULTS = {
+    **dict.fromkeys(_OFF.split(), "False"),
     "backend": "native",
-    "expandable_segments": "False",
     "expandable_segments_reserve": "1.125",
-    "graph_capture_record_stream_reuse": "False",
     "large_segment_size_mb": "20",
     "max_non_split_rounding_mb": "20",
     "per_process_memory_fraction": "1.0",
-    "pinned_free_catch_all": "False",
     "pinned_max_cached_size_mb": "17592186044415",  # no limit: what fits into 64 bits, in bytes
     "pinned_max_round_threshold_mb": "17592186044415",
     "pinned_num_register_threads": "1",
     "pinned_reserve_segment_size_mb": "0",
-    "pinned_use_background_threads": "False",
-    "pinned_use_cuda_host_register": "False",
-    "release_lock_on_cudamalloc": "False",
-    "release_lock_on_npumalloc": "False",
-    "throw_on_cudamalloc_oom": "False",
-    "throw_on_npumalloc_oom": "False",
 }
 """The values of settings that no string ever named. A string that does not name one of these keys
 leaves it unchanged (in some versions all but `max_non_split_rounding_mb`)."""
@@ -65,10 +60,7 @@ READ_ONCE = {
 
 _MIB = 2**20
 _INTERVALS = 16  # of roundup_power2_divisions, from 1 MiB on, each twice as large as the previous
-
-
-def _bool(value: str) -> bool:
-    return {"True": True, "False": False}[value]
+_bool = {"True": True, "False": False}.__getitem__
 
 
 def _count(value: str) -> int:
@@ -151,17 +143,12 @@ def shown_value(key: str, values: dict[str, Any]) -> str | None:
     """Return the value in a string that has the effect `values`; None: the string omits the key."""
     actual = values[key]
     if key == "roundup_power2_divisions":
-        return (
-            f"[{','.join(f'{size}:{n}' for size, n in actual.items())}]"
-            if any(actual.values())
-            else None
-        )
+        intervals = ",".join(f"{size}:{divisions}" for size, divisions in actual.items())
+        return f"[{intervals}]" if any(actual.values()) else None
     if SHOWN[key][1] is _bytes:
         size = _limited(actual)
         return DEFAULTS.get(key) if size < 0 else str(size // _MIB)
-    if key == "garbage_collection_threshold" and not actual:
-        return None
-    return str(actual)
+    return None if key == "garbage_collection_threshold" and not actual else str(actual)
 
 
 def refusal(backend: str, change: dict[str, str], message: str) -> ConfigError:
@@ -171,23 +158,19 @@ def refusal(backend: str, change: dict[str, str], message: str) -> ConfigError:
     unknown = re.search(r"Unrecognized (?:key|CachingAllocator option:?) '?(\w+)", reason)
     if unknown:
         return _unknown(backend, change, unknown[1], reason)
-    fixed = re.search(r"unsupported setting: (\w+)", reason)
-    if fixed:
+    if fixed := re.search(r"unsupported setting: (\w+)", reason):
         key = fixed[1]
-        value = change.get(key, "...")
         return ConfigError(
             f"torch_npu cannot change {key} while the program runs ({reason}); start the program "
-            f"with {VARIABLE[backend]}={key}:{value}"
+            f"with {VARIABLE[backend]}={key}:{change.get(key, '...')}"
         )
     if re.fullmatch(r"sto\w+|invalid \w+ argument|.*out of range.*", reason):
-        wrong = [f"{key}:{value}" for key, value in change.items() if not _has_number(value)]
+        wrong = {key: value for key, value in change.items() if not _has_number(value)}
         reason = f"a number is expected ({reason})"
     else:
-        wrong = [f"{key}:{value}" for key, value in change.items() if key in reason]
-        wrong = wrong or [
-            f"{key}:{value}" for key, value in change.items() if f"'{value}'" in reason
-        ]
-    settings = wrong[0] if len(wrong) == 1 else format_settings(change)
+        wrong = {key: value for key, value in change.items() if key in reason}
+        wrong = wrong or {key: value for key, value in change.items() if f"'{value}'" in reason}
+    settings = format_settings(wrong if len(wrong) == 1 else change)
     return ConfigError(f'the {backend.upper()} allocator refuses "{settings}": {reason}')
 
 

@@ -46,11 +46,9 @@ def _reported_settings(backend: str) -> str:
 
     ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if backend == "npu":
-        if ask is None or torch_npu_is_older():
+        is_unread = not (_changed or module.is_initialized())  # torch_npu's variable, so far
+        if ask is None or torch_npu_is_older() or is_unread:
             return format_settings(environment_settings(backend) | _changed)
-        if not (_changed or module.is_initialized()):
-            # torch_npu has not read the variable yet.
-            return format_settings(environment_settings(backend))
     return str(_snapshot_settings().get("PYTORCH_CUDA_ALLOC_CONF", "") if ask is None else ask())
 
 
@@ -142,9 +140,8 @@ def _general_setter(backend: str) -> Callable[[str], object] | None:
 
     if backend == "npu" and torch_npu_is_older():
         return None
-    function: Callable[[str], object] | None = getattr(
-        torch._C, "_accelerator_setAllocatorSettings", None
-    )
+    name = "_accelerator_setAllocatorSettings"
+    function: Callable[[str], object] | None = getattr(torch._C, name, None)
     return function
 
 
@@ -157,11 +154,9 @@ def unmet_settings(backend: str, change: dict[str, str]) -> dict[str, str | None
             for key, value in change.items()
             if key in values and not is_shown_as(key, value, values)
         }
-    if "expandable_segments" in change:
-        observed = str(_observe_expandable_segments())
-        if observed not in ("None", change["expandable_segments"]):
-            return {"expandable_segments": observed}
-    return {}
+    observed = str(_observe_expandable_segments()) if "expandable_segments" in change else "None"
+    is_as_asked = observed in ("None", change.get("expandable_segments"))
+    return {} if is_as_asked else {"expandable_segments": observed}
 
 
 _ROOM_TO_OBSERVE = 64 * 2**20  # bytes that must be free, so that the test allocation succeeds

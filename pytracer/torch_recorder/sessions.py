@@ -13,8 +13,7 @@ from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import CONTEXTS
-from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import MAX_ENTRIES_LIMIT, OPTIONS, STEP_OPTIONS
+from pytracer.tracing.options import MAX_ENTRIES_LIMIT, OPTIONS, STEP_OPTIONS, Options
 from pytracer.tracing.source_lines import generated_code
 from pytracer.tracing.tracer import Tracer
 

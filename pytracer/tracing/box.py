@@ -23,7 +23,7 @@ from pytracer import _core
 from pytracer.boxes import places, restoring
 from pytracer.boxes.restoring import left_in, restore
 from pytracer.errors import PytracerError
-from pytracer.log import report_once, warn_once
+from pytracer.log import harmless, report_once, warn_once
 from pytracer.tracing import ranks
 
 _REFRESH_S = 10.0
@@ -54,16 +54,14 @@ def enter(user: Any, output: Path) -> None:
         return
     reasons = []
     for folder in places.folders(output):
+        path = None
         try:
             file, path = places.make(folder)
-        except Exception as error:
-            reasons.append(f"{folder}: {error}")
-            continue
-        try:
             _core.open_box(file)
         except Exception as error:
-            places.remove(path)
             reasons.append(f"{folder}: {error}")
+            if path is not None:
+                places.remove(path)
             if isinstance(error, PytracerError):
                 break
             continue
@@ -99,15 +97,13 @@ def describe(
         return
     _described_at = time.monotonic()
     _users[user] = description
-    try:
+    with harmless("the box of this process is not up to date: {error}", "box"):
         described = description()
         text = json.dumps(described, default=repr).encode()
         if len(text) > _core.MAX_DESCRIPTION:
             described["metadata"]["metadata"] = {}  # the user's
             text = json.dumps(described, default=repr).encode()
         _core.describe_box(text)
-    except Exception as error:
-        warn_once(f"the box of this process is not up to date: {error!r}", "box")
 
 
 def leave(user: object, has_written: bool) -> None:
@@ -153,6 +149,7 @@ atexit.register(remove_unused)  # early, so that it runs after the tracers' last
 _AT_START_S = 60.0  # beside the job
 _AT_EXIT_S = 10.0
 _MOST_OUTPUTS = 8
+_NOT_RESTORED = "what killed processes have left cannot be restored: {error}", "left boxes"
 
 _threads: dict[Path, threading.Thread | None] = {}  # of this process, by the output
 _pid: int | None = None
@@ -161,7 +158,7 @@ _pid: int | None = None
 def look_after(output: Path) -> None:
     """Restore what processes with this output have left, now and at the end. Never raises."""
     global _pid
-    try:
+    with harmless(*_NOT_RESTORED):
         if _pid != os.getpid():
             _pid = os.getpid()
             _threads.clear()
@@ -173,16 +170,12 @@ def look_after(output: Path) -> None:
             thread = threading.Thread(target=_restore, args=(output, _AT_START_S), daemon=True)
             _threads[output] = thread
             thread.start()
-    except Exception as error:
-        _warn(error)
 
 
 def _restore(output: Path, within_s: float) -> None:
-    try:
+    with harmless(*_NOT_RESTORED):
         for line in restore(output, within_s):
             report_once(line)
-    except Exception as error:
-        _warn(error)
 
 
 def _at_exit(pid: int) -> None:
@@ -193,7 +186,3 @@ def _at_exit(pid: int) -> None:
         if thread is not None:
             thread.join(max(end - time.monotonic(), 0.0))
         _restore(output, end - time.monotonic())
-
-
-def _warn(error: Exception) -> None:
-    warn_once(f"what killed processes have left cannot be restored: {error!r}", "left boxes")

@@ -28,7 +28,11 @@ def state(recording: DeviceRecording, steps: StepRecording) -> str:
     why_untraced = recording.why_untraced
     if recording.is_going_on:
         doing = "recording" if steps.steps.are_recorded else "waiting for a selected step"
-        doing += f" on {_names(recording)}"
+        doing += " on " + ", ".join(
+            backend if backend in ("cpu", HOST) else f"{backend}:{index}"
+            for backend, indices in recording.indices.items()
+            for index in indices
+        )
     elif steps.started:
         doing = "waiting for a device" if why_untraced is None else "not recording"
     else:
@@ -36,14 +40,6 @@ def state(recording: DeviceRecording, steps: StepRecording) -> str:
     if why_untraced is not None:
         doing += f" (untraced: {' '.join(why_untraced.split())})"
     return f"{doing}, {text.number(_sum(recording, 'held'), 'event')}, {output}"
-
-
-def _names(recording: DeviceRecording) -> str:
-    return ", ".join(
-        backend if backend in ("cpu", HOST) else f"{backend}:{index}"
-        for backend, indices in recording.indices.items()
-        for index in indices
-    )
 
 
 def _sum(recording: DeviceRecording, count: str) -> int:
@@ -72,7 +68,10 @@ def report_file(
         events = _events(recording, view)
         if overwritten := _sum(recording, "overwritten"):
             events += f" ({overwritten:,} older ones were overwritten)"
-        line = f"{text.END_LINE}{text.printable(str(_shown(path)))}: {events}"
+        shown = path
+        with contextlib.suppress(ValueError, OSError):
+            shown = path.relative_to(Path.cwd())
+        line = f"{text.END_LINE}{text.printable(str(shown))}: {events}"
         with contextlib.suppress(Exception):  # a peak that cannot be read is left out
             used = () if view is None else view.used_devices
             if peak := _accelerator_peak(recording, used) or _cpu_peak(recording, is_cleared):
@@ -115,12 +114,6 @@ def _events(recording: DeviceRecording, view: _core.View | None) -> str:
         where = " on the CPU" if counts else ""
         counts += [text.number(on_cpu, "allocation or free", "allocations and frees") + where]
     return " and ".join(counts)
-
-
-def _shown(path: Path) -> Path:
-    with contextlib.suppress(ValueError, OSError):
-        return path.relative_to(Path.cwd())
-    return path
 
 
 def _accelerator_peak(recording: DeviceRecording, used_devices: Collection[int]) -> str | None:

@@ -1,5 +1,6 @@
 """The recording of one tracer: a session of the core's recorder, and the devices it is on."""
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from pytracer import _core
@@ -12,8 +13,7 @@ from pytracer.owners.read import collector_paused, read_owners
 from pytracer.owners.registry import REGISTRY
 from pytracer.settings import change
 from pytracer.tracing import process
-from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import OPTIONS, switched_off
+from pytracer.tracing.options import OPTIONS, Options, switched_off
 
 # The `context` of torch's `_record_memory_history`, by the number of the core's `Context`.
 CONTEXTS = (None, "state", "alloc", "all")
@@ -23,7 +23,8 @@ LONG_PATIENCE = 5
 """How many times longer the search for who holds memory may take when memory has run out, or the
 recording ends: mostly the program does so too."""
 # How full devices are, by index: see `pytracer.backends.devices.memory`.
-Sizes = dict[int, dict[str, int | None]]
+Size = dict[str, int | None]
+Sizes = dict[int, Size]
 
 
 class DeviceRecording:
@@ -168,7 +169,7 @@ class DeviceRecording:
         self._final_owners = read_owners(self.session, LONG_PATIENCE)
         self.session.stop()
         if any(backend in ACCELERATORS for backend in self.indices):
-            self._final_memory = self._memory_now(self.session.view())
+            self._final_memory = self._sizes(self.session.view().used_devices, devices.memory)
 
     def view(
         self,
@@ -195,7 +196,9 @@ class DeviceRecording:
 
     def memory(self, view: _core.View) -> Sizes:
         """Return how full the devices are, or were when the recording stopped, by index."""
-        return self._memory_now(view) if self.session.recording else self._final_memory
+        if not self.session.recording:
+            return self._final_memory
+        return self._sizes(view.used_devices, devices.memory)
 
     @property
     def for_restore(self) -> tuple[int, int, bool]:
@@ -209,20 +212,15 @@ class DeviceRecording:
         The driver is not asked, which a graph that is being captured may not survive.
         """
         used = {each["device"] for each in self.session.stats()["devices"] if each["recorded"]}
+        return self._sizes(used, devices.total_memory)
+
+    def _sizes(self, used: Collection[int], ask: Callable[[str, int], Size]) -> Sizes:
+        """Ask only devices that are in use: the question would initialise the others."""
         return {
-            index: {"total_bytes": devices.total_bytes(backend, index)}
+            index: ask(backend, index)
             for backend, indices in self.indices.items()
             for index in indices
             if backend in ACCELERATORS and index in used
-        }
-
-    def _memory_now(self, view: _core.View) -> Sizes:
-        """Ask only devices that are in use: the question would initialise the others."""
-        return {
-            index: devices.memory(backend, index)
-            for backend, indices in self.indices.items()
-            for index in indices
-            if backend in ACCELERATORS and index in view.used_devices
         }
 
     @property

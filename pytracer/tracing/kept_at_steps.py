@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.log import warn_once
+from pytracer.log import harmless
 from pytracer.tracing.device_recording import DeviceRecording
 
 _FIRST = 16
@@ -37,7 +37,7 @@ class KeptAtSteps:
         """Look for holders, if memory may leak; return whether it may. Never raises."""
         if 2 * step < _FIRST or step & (step - 1):
             return False
-        try:
+        with harmless("objects that keep memory have no names: {error}", "kept"):
             devices = self._recording.session.stats()["devices"]
             blocks = sum(device["live_blocks"] for device in devices)
             is_more, self._blocks = blocks >= self._blocks + _LEAST_BLOCKS, blocks
@@ -45,8 +45,6 @@ class KeptAtSteps:
             if not self.may_leak or blocks > _MOST_BLOCKS:
                 return False
             self.seen, self.unsearched = _kept(self._recording)
-        except Exception as error:
-            warn_once(f"objects that keep memory have no names: {error!r}", f"kept: {type(error)}")
         return True
 
 

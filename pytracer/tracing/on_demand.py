@@ -5,6 +5,7 @@ thread, which may be stuck in C for ever, and it never dumps inside of an alloca
 docs/explanation/processes.md has the reasons.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pytracer import _core
-from pytracer.log import warn_once
+from pytracer.log import harmless, warn_once
 from pytracer.tracing import process
 
 LOOK_SECONDS = 1.0  # the time between two looks at the files
@@ -54,33 +55,53 @@ class _Watcher:
     """
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all: a forked child lacks the thread, and its parent may have held the locks."""
         self._watches: dict[Dump, _Watch] = {}
         self._thread: threading.Thread | None = None
         self._changing = threading.RLock()
         self._dumping = threading.RLock()
 
-    def add(self, watch: _Watch) -> None:
-        with self._changing:
-            self._watches[watch.dump] = watch
-            if watch.number is not None:
-                _core.watch_signal(watch.number)
-            if self._thread is None:
-                event = _core.wake_event()
-                thread = threading.Thread(
-                    target=self._run, args=(event,), name="pytracer", daemon=True
-                )
-                thread.start()
-                self._thread = thread
-            _core.wake()  # there may be a file to look at now
+    def add(self, dump: Dump, number: signal.Signals | None, file: str | None) -> None:
+        """Have `dump` called on the signal, and when the file is created or touched.
 
-    def defuse(self, number: int) -> None:
-        with self._changing:
-            if not self._has(number):
-                _core.watch_signal(number)
-                _core.unwatch_signal(number)  # a handler that does nothing stays
+        The calls are on another thread. Without a signal and a file it does nothing. A failure is
+        logged, not raised.
+        """
+        if number is None and file is None:
+            return
+        file = None if file is None else os.path.abspath(file)
+        try:
+            with self._changing:
+                self._watches[dump] = _Watch(dump, number, file, _touched_ns(file))
+                if number is not None:
+                    _core.watch_signal(number)
+                if self._thread is None:
+                    event = _core.wake_event()
+                    thread = threading.Thread(
+                        target=self._run, args=(event,), name="pytracer", daemon=True
+                    )
+                    thread.start()
+                    self._thread = thread
+                _core.wake()  # there may be a file to look at now
+        except Exception as error:
+            self.remove(dump)
+            warn_once(f"no snapshots on demand: {error}")
+
+    def defuse(self, number: signal.Signals) -> None:
+        """Replace the signal's default action, which would end the job, even if nothing records."""
+        try:
+            with self._changing:
+                if not self._has(number):
+                    _core.watch_signal(number)
+                    _core.unwatch_signal(number)  # a handler that does nothing stays
+        except Exception as error:
+            warn_once(f"{number.name} still has its former action, which may end the job: {error}")
 
     def remove(self, dump: Dump) -> None:
-        """End a watch; when it returns, `dump` no longer runs, and no thread is left over."""
+        """End a watch, if there is one; then `dump` no longer runs, and no thread is left over."""
         with self._changing:
             watch = self._watches.pop(dump, None)
             if watch is None:
@@ -94,11 +115,8 @@ class _Watcher:
         if thread is not None and thread is not threading.current_thread():
             thread.join(END_SECONDS)
 
-    def _all(self) -> list[_Watch]:
-        return list(self._watches.values())
-
     def _has(self, number: int) -> bool:
-        return any(watch.number == number for watch in self._all())
+        return any(watch.number == number for watch in list(self._watches.values()))
 
     def _run(self, event: int) -> None:
         # CPython's own wait: the interpreter can finalise during it, and end the thread.
@@ -107,7 +125,7 @@ class _Watcher:
         while not self._is_over():
             poll.poll(LOOK_SECONDS * 1000)
             signals = _core.take_signals()
-            for watch in self._all():
+            for watch in list(self._watches.values()):
                 self._look(watch, signals)
                 self._notice_another_handler(watch)
 
@@ -142,67 +160,26 @@ class _Watcher:
 
     def _look(self, watch: _Watch, signals: Collection[int]) -> None:
         """Dump if a dump is due. A failure is logged, and the thread continues to watch."""
+        pid = os.getpid()
         try:
-            when = watch.due(signals)
-            if when is not None:
-                with self._dumping:
-                    if self._watches.get(watch.dump) is watch:
-                        watch.dump(when)
-        except Exception as error:
-            warn_once(f"a snapshot on demand failed: {error!r}")
+            with harmless("a snapshot on demand failed: {error}"):
+                when = watch.due(signals)
+                if when is not None:
+                    with self._dumping:
+                        if self._watches.get(watch.dump) is watch:
+                            watch.dump(when)
         finally:
-            if self is not _watcher:
+            if os.getpid() != pid:
                 # This is a child that an `on_snapshot` forked on this thread. The child has no
                 # other thread, and the watches are its parent's.
                 process.end_forked_child()
 
 
 def _touched_ns(file: str | None) -> int | None:
-    if file is None:
-        return None
-    try:
-        return os.stat(file).st_mtime_ns
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        return None if file is None else os.stat(file).st_mtime_ns
+    return None
 
 
-_watcher = _Watcher()
-
-
-def _forget_the_parents() -> None:
-    """Begin anew: a forked child lacks the thread, and its parent may have held the locks."""
-    global _watcher
-    _watcher = _Watcher()
-
-
-os.register_at_fork(after_in_child=_forget_the_parents)
-
-
-def watch(dump: Dump, number: signal.Signals | None, file: str | None) -> None:
-    """Have `dump` called on the signal, and when the file is created or touched.
-
-    The calls are on another thread. Without a signal and a file it does nothing. A failure is
-    logged, not raised.
-    """
-    if number is None and file is None:
-        return
-    if file is not None:
-        file = os.path.abspath(file)
-    try:
-        _watcher.add(_Watch(dump, number, file, _touched_ns(file)))
-    except Exception as error:
-        unwatch(dump)
-        warn_once(f"no snapshots on demand: {error}")
-
-
-def defuse(number: signal.Signals) -> None:
-    """Replace the signal's default action, which would end the job, even if nothing records."""
-    try:
-        _watcher.defuse(number)
-    except Exception as error:
-        warn_once(f"{number.name} still has its former action, which may end the job: {error}")
-
-
-def unwatch(dump: Dump) -> None:
-    """End what `watch` began, if anything, and wait for a `dump` that runs on another thread."""
-    _watcher.remove(dump)
+WATCHER = _Watcher()
+os.register_at_fork(after_in_child=WATCHER.begin_anew)

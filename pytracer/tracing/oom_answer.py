@@ -9,12 +9,13 @@ stderr of the process that failed. torch makes the exception after the snapshot 
 on another thread, so the answer waits here for it.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
 
 from pytracer.analysis.answer import Answer, log_lines
-from pytracer.log import report_once, warn_once
+from pytracer.log import harmless, report_once
 from pytracer.reading.snapshot import Snapshot
 from pytracer.tracing import ranks
 
@@ -42,26 +43,22 @@ def read_again(path: Path) -> Snapshot | None:
 
 def explain(path: Path, device: int) -> Answer | None:
     """Log the answer about a device's out-of-memory, one line a role; return it. Never raises."""
-    try:
-        if (snapshot := read_again(path)) is None:
-            return None
-        from pytracer.analysis.answer_words import answer_of
-        from pytracer.analysis.explanation import explain
-        from pytracer.simulator.trials import try_settings
+    failed = (
+        f"the out-of-memory error was not explained: {{error}}. The snapshot {path} is complete; "
+        "read it with `pytracer show`"
+    )
+    moved = contextlib.suppress(FileNotFoundError)  # by `on_snapshot`
+    with harmless(failed, "out-of-memory error not explained", report), moved:
+        if (snapshot := read_again(path)) is not None:
+            from pytracer.analysis.answer_words import answer_of
+            from pytracer.analysis.explanation import explain
+            from pytracer.simulator.trials import try_settings
 
-        (explanation,) = explain(snapshot, device, try_settings)
-        answer = answer_of(explanation)
-        report("\n".join(log_lines(answer)))
-        return answer
-    except FileNotFoundError:
-        return None  # `on_snapshot` has moved the file
-    except Exception as error:
-        report(
-            f"the out-of-memory error was not explained: {error!r}. The snapshot {path} is "
-            "complete; read it with `pytracer show`",
-            "out-of-memory error not explained",
-        )
-        return None
+            (explanation,) = explain(snapshot, device, try_settings)
+            answer = answer_of(explanation)
+            report("\n".join(log_lines(answer)))
+            return answer
+    return None
 
 
 def leave_note(path: Path, answer: Answer | None) -> None:
@@ -72,14 +69,12 @@ def leave_note(path: Path, answer: Answer | None) -> None:
     alone. Never raises.
     """
     global _waiting
-    try:
+    with harmless("the out-of-memory exception has no note: {error}"):  # another torch
         _follow()
         lines = ["memory ran out; `pytracer show` says why"]
         if answer is not None:
             lines = log_lines(answer, _ROLES)
         _waiting = "\n  ".join((f"pytracer: {lines[0]}", *lines[1:], f"file: {path}"))
-    except Exception as error:  # another torch than expected
-        warn_once(f"the out-of-memory exception has no note: {error!r}")
 
 
 def forget_note() -> None:
@@ -96,17 +91,13 @@ def _follow() -> None:
     begin = kind.__init__
 
     def initialise(self: Any, *arguments: Any) -> None:
+        global _waiting
         begin(self, *arguments)
-        _note(self)
+        message = self.args[0] if self.args else None
+        if not _waiting or not isinstance(message, str) or _TORCHS not in message:
+            return
+        text, _waiting = _waiting, ""
+        self.add_note(text)
 
     kind.__init__ = initialise
     _follows = True
-
-
-def _note(error: Any) -> None:
-    global _waiting
-    message = error.args[0] if error.args else None
-    if not _waiting or not isinstance(message, str) or _TORCHS not in message:
-        return
-    text, _waiting = _waiting, ""
-    error.add_note(text)

@@ -1,8 +1,7 @@
 """The forms of options: parsers of their texts, and checks of their values.
 
 A parser returns the text itself if the text has another form, and leaves the error to the check. A
-check takes the name to call the option by and a value. It returns the value to use, or raises a
-`ConfigError` that names both and the remedy.
+check returns the value to use, or raises a `WrongValueError` with the problem and the remedy.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pytracer.backends.names import BACKENDS, MAX_ACCELERATORS
 from pytracer.errors import ConfigError
@@ -36,10 +35,11 @@ UNUSABLE_SIGNALS = frozenset(
 
 OnSnapshot = Callable[[str], object] | str | None
 Ranks = tuple[int, ...] | Literal["all"]
+Item = TypeVar("Item")
 
 
-def _refusal(name: str, value: object, problem: str) -> ConfigError:
-    return ConfigError(f"{name}={brief(value)} {problem}")
+class WrongValueError(ValueError):
+    """What is wrong with a value: the end of a sentence that begins with the option."""
 
 
 def parse_int(text: str) -> object:
@@ -50,40 +50,48 @@ def parse_int(text: str) -> object:
         return text
 
 
-def check_int(least: int, most: int, default: int | None = None) -> Callable[[str, object], int]:
+def check_int(least: int, most: int, default: int | None = None) -> Callable[[object], int]:
     """Return the check of an integer within bounds; types such as numpy's integers count."""
     wanted = f"give an integer from {least} to {most} (default {default})"
 
-    def check(name: str, value: object) -> int:
-        number = None
-        with contextlib.suppress(TypeError):
-            number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-        if number is None:
-            raise _refusal(name, value, f"is not an integer: {wanted}")
+    def check(value: object) -> int:
+        try:
+            number = operator.index("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
+        except TypeError:
+            raise WrongValueError(f"is not an integer: {wanted}") from None
         if not least <= number <= most:
-            raise _refusal(name, value, f"is out of range: {wanted}")
+            raise WrongValueError(f"is out of range: {wanted}")
         return number
 
     return check
 
 
-def optional(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
+def optional(check: Callable[[object], Item]) -> Callable[[object], Item | None]:
     """Return the check of an option that may also be None."""
-    return lambda name, value: None if value is None else check(name, value)
+    return lambda value: None if value is None else check(value)
+
+
+def items(value: object, check: Callable[[Any], Item]) -> tuple[Item, ...] | None:
+    """Return the checked items of a list or another sequence; None: it is none, or one is wrong."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return None
+    with contextlib.suppress(WrongValueError):
+        return tuple(map(check, value))
+    return None
 
 
 def parse_bool(text: str) -> object:
     """Parse a boolean: 1, true, on, yes; 0, false, off, no."""
-    known = {"1": True, "true": True, "on": True, "yes": True}
-    known.update({"0": False, "false": False, "off": False, "no": False})
+    known = dict.fromkeys(("1", "true", "on", "yes"), True)
+    known |= dict.fromkeys(("0", "false", "off", "no"), False)
     return known.get(text.strip().lower(), text)
 
 
-def check_bool(name: str, value: object) -> bool:
+def check_bool(value: object) -> bool:
     """Check a boolean."""
     if isinstance(value, bool):
         return value
-    raise _refusal(name, value, "is not a boolean: give True or False (1 or 0)")
+    raise WrongValueError("is not a boolean: give True or False (1 or 0)")
 
 
 def parse_none(text: str) -> str | None:
@@ -96,65 +104,58 @@ def parse_list(text: str) -> list[str]:
     return [item.strip() for item in text.split(",")]
 
 
-def check_devices(name: str, device: object) -> tuple[str, ...]:
+def check_devices(device: object) -> tuple[str, ...]:
     """Check a device's name, several, or a `torch.device`; return a tuple without duplicates."""
     wanted = (
         'give "auto", "cpu", "cuda", "npu", one device as in "cuda:1", or a list of these '
         "(separated by commas)"
     )
-    if isinstance(device, str) or type(device).__module__ == "torch":  # torch.device
-        names = [str(device)]
-    elif isinstance(device, Sequence) and len(device) > 0:
-        names = [str(item) for item in device]
-    else:
-        raise _refusal(name, device, f"is not a device name: {wanted}")
+    is_one = isinstance(device, str) or type(device).__module__ == "torch"  # torch.device
+    names = (str(device),) if is_one else items(device, str)
+    if not names:
+        raise WrongValueError(f"is not a device name: {wanted}")
     checked = []
     for item in names:
         backend, colon, index = item.partition(":")
         if item != "auto" and (backend not in BACKENDS or (colon and not index.isdecimal())):
-            raise _refusal(name, device, f"is unknown: {wanted}")
+            raise WrongValueError(f"is unknown: {wanted}")
         if backend == "cpu":
             if index not in ("", "0"):
-                raise _refusal(name, device, 'does not exist: there is one CPU, "cpu"')
+                raise WrongValueError('does not exist: there is one CPU, "cpu"')
             index = ""
         if index and int(index) >= MAX_ACCELERATORS:
-            problem = f"does not exist: indices are below {MAX_ACCELERATORS}"
-            raise _refusal(name, device, problem)
+            raise WrongValueError(f"does not exist: indices are below {MAX_ACCELERATORS}")
         checked.append(f"{backend}:{int(index)}" if index else backend)
     return tuple(dict.fromkeys(checked))
 
 
-def _check_path(name: str, value: object, wanted: str) -> str | None:
+def check_path(value: object, wanted: str, refused: tuple[str, ...] = ()) -> str | None:
+    """Check a path or None; `refused` are suffixes."""
     if value is None:
         return None
-    try:
-        path = os.fspath(value)  # type: ignore[call-overload]
-    except TypeError:
-        path = None
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise _refusal(name, value, f"is not a path: {wanted}")
+        raise WrongValueError(f"is not a path: {wanted}")
+    if path.endswith(refused):
+        raise WrongValueError(f"is not the name of a snapshot file: {wanted}")
     return path
 
 
-def check_output(name: str, output: object) -> str | None:
-    """Check a path or None; refuse names that look like a snapshot file of another suffix."""
-    wanted = "give a file name ending in .pickle or .pkl, a directory, or None to write nothing"
-    path = _check_path(name, output, wanted)
-    if path is not None and path.endswith((".pickl", ".pickle.gz", ".pt", ".json")):
-        raise _refusal(name, output, f"is not the name of a snapshot file: {wanted}")
-    return path
+check_output = partial(
+    check_path,
+    wanted="give a file name ending in .pickle or .pkl, a directory, or None to write nothing",
+    refused=(".pickl", ".pickle.gz", ".pt", ".json"),
+)
+check_trigger_file = partial(check_path, wanted="give a file name, or None")
 
 
-check_trigger_file = partial(_check_path, wanted="give a file name, or None")
-
-
-def check_text(form: str, problem: str) -> Callable[[str, object], str | None]:
+def check_text(form: str, problem: str) -> Callable[[object], str | None]:
     """Return the check of a text that matches a regular expression, or None."""
 
-    def check(name: str, value: object) -> str | None:
+    def check(value: object) -> str | None:
         if value is None or (isinstance(value, str) and re.fullmatch(form, value)):
             return value
-        raise _refusal(name, value, problem)
+        raise WrongValueError(problem)
 
     return check
 
@@ -177,40 +178,35 @@ check_phases = check_text(
 
 def parse_ranks(text: str) -> object:
     """Parse integers separated by commas; "all"."""
-    if text.strip().lower() == "all":
-        return "all"
-    return [parse_int(item) for item in parse_list(text)]
+    is_all = text.strip().lower() == "all"
+    return "all" if is_all else [parse_int(item) for item in parse_list(text)]
 
 
-def check_ranks(name: str, ranks: object) -> Ranks:
+def check_ranks(ranks: object) -> Ranks:
     """Check integers from 0, or "all"; return a tuple of integers."""
     if isinstance(ranks, str) and ranks == "all":
         return "all"
-    if isinstance(ranks, Sequence) and not isinstance(ranks, str):
-        check = check_int(0, MAX_RANK)
-        with contextlib.suppress(ConfigError):
-            return tuple(check(name, rank) for rank in ranks)
-    problem = 'is not a list of ranks: give integers from 0 (separated by commas), or "all"'
-    raise _refusal(name, ranks, problem)
+    if (numbers := items(ranks, check_int(0, MAX_RANK))) is None:
+        problem = 'is not a list of ranks: give integers from 0 (separated by commas), or "all"'
+        raise WrongValueError(problem)
+    return numbers
 
 
-def check_steps(name: str, steps: object) -> Sequence[int] | None:
+def check_steps(steps: object) -> Sequence[int] | None:
     """Check integers from 1, as a text or not, or None; return a tuple or a range."""
-    given = _steps_of(steps) if isinstance(steps, str) else steps
-    if given is None and steps is None:
+    if steps is None:
         return None
+    given = _steps_of(steps) if isinstance(steps, str) else steps
     if isinstance(given, range):
         if not given or (min(given[0], given[-1]) >= 1 and last_of(given) <= MAX_STEP):
             return given
     elif isinstance(given, Iterable):
-        check = check_int(1, MAX_STEP)
-        with contextlib.suppress(ConfigError):
-            return tuple(check(name, step) for step in given)
-    problem = (
+        with contextlib.suppress(WrongValueError):
+            return tuple(map(check_int(1, MAX_STEP), given))
+    raise WrongValueError(
         f"is not a list of steps: give a list of integers from 1 to {MAX_STEP} (as a text "
         f'"3,10-12", of one range or at most {MAX_LISTED_STEPS:,} steps), [] or None'
     )
-    raise _refusal(name, steps, problem)
 
 
 def _steps_of(text: str) -> Sequence[int] | None:
@@ -219,17 +215,15 @@ def _steps_of(text: str) -> Sequence[int] | None:
     None: the text has another form, or several items with more than `MAX_LISTED_STEPS` steps.
     """
     ranges = []
-    items = text.strip()
-    if items == "[]":
+    text = text.strip()
+    if text == "[]":
         return ()
-    for item in parse_list(items.removeprefix("[").removesuffix("]")):
+    for item in parse_list(text.removeprefix("[").removesuffix("]")):
         match = re.fullmatch(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?", item)
-        if match is None:
+        steps = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
+        if not steps:
             return None
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last:
-            return None
-        ranges.append(range(first, last + 1))
+        ranges.append(steps)
     if len(ranges) == 1:
         return ranges[0]
     is_bounded = sum(map(len, ranges)) <= MAX_LISTED_STEPS
@@ -239,16 +233,14 @@ def _steps_of(text: str) -> Sequence[int] | None:
 def parse_schedule(text: str) -> object:
     """Parse arguments of `torch.profiler.schedule`, as in "wait=1,active=3"; "none"."""
     known = {field.name for field in fields(CyclicSchedule)}
-    numbers: dict[str, int] = {}
-    for item in parse_list(text):
-        name, _, number = item.partition("=")
-        if name not in known or not number.isdecimal():
-            return parse_none(text)
-        numbers[name] = int(number)
+    pairs = [item.partition("=")[::2] for item in parse_list(text)]
+    if not all(name in known and number.isdecimal() for name, number in pairs):
+        return parse_none(text)
+    numbers = {name: int(number) for name, number in pairs}
     return CyclicSchedule(**numbers) if numbers.get("active") else text
 
 
-def check_schedule(name: str, schedule: object) -> Schedule | None:
+def check_schedule(schedule: object) -> Schedule | None:
     """Check a function like those that `torch.profiler.schedule` returns, or None."""
     if schedule is None or isinstance(schedule, CyclicSchedule):
         return schedule
@@ -257,14 +249,14 @@ def check_schedule(name: str, schedule: object) -> Schedule | None:
         'in "wait=1,warmup=1,active=3,repeat=2,skip_first=10": numbers, active from 1)'
     )
     if not callable(schedule):
-        raise _refusal(name, schedule, f"is not a schedule: {wanted}")
+        raise WrongValueError(f"is not a schedule: {wanted}")
     try:
         answer = schedule(0)
     except Exception as error:
-        raise _refusal(name, schedule, f"fails for step 0: {error!r}: {wanted}") from error
+        raise WrongValueError(f"fails for step 0: {error!r}: {wanted}") from error
     if getattr(answer, "name", None) not in SCHEDULE_ACTIONS:
         wrong = "for step 0, which is not a torch.profiler.ProfilerAction"
-        raise _refusal(name, schedule, f"returns {brief(answer)} {wrong}: {wanted}")
+        raise WrongValueError(f"returns {brief(answer)} {wrong}: {wanted}")
     return schedule
 
 
@@ -274,27 +266,24 @@ def parse_discrete(text: str) -> object:
     return value if isinstance(value, bool) else parse_list(text)
 
 
-def check_discrete(name: str, discrete: object) -> bool | tuple[str, ...]:
+def check_discrete(discrete: object) -> bool | tuple[str, ...]:
     """Check True, False, or names of phases."""
     if isinstance(discrete, bool):
         return discrete
-    if isinstance(discrete, Sequence) and not isinstance(discrete, str):
-        names = tuple(discrete)
-        if all(isinstance(phase, str) and phase for phase in names):
-            return names or False
-    wanted = "give True, False or names (separated by commas)"
-    raise _refusal(name, discrete, f"is not a list of phases: {wanted}")
+    wanted = "is not a list of phases: give True, False or names (separated by commas)"
+    names = items(discrete, check_text("(?s).+", wanted))
+    if names is None or None in names:
+        raise WrongValueError(wanted)
+    return tuple(filter(None, names)) or False
 
 
-def check_callback(name: str, callback: object) -> OnSnapshot:
+def check_callback(callback: object) -> OnSnapshot:
     """Check a function, None, or "package.module:function", which is imported when needed."""
-    if callable(callback):
-        return callback
     problem = 'is not a function: give one, or "package.module:function", or None'
-    return check_text(r"[\w.]+:[\w.]+", problem)(name, callback)
+    return callback if callable(callback) else check_text(r"[\w.]+:[\w.]+", problem)(callback)
 
 
-def check_signal(name: str, value: object) -> signal.Signals | None:
+def check_signal(value: object) -> signal.Signals | None:
     """Check a signal by name or number, or None."""
     if value is None:
         return None
@@ -305,9 +294,9 @@ def check_signal(name: str, value: object) -> signal.Signals | None:
         else:
             number = signal.Signals(int(value))  # type: ignore[call-overload]
     except (KeyError, ValueError, TypeError):
-        raise _refusal(name, value, f"is not a signal: {wanted}") from None
+        raise WrongValueError(f"is not a signal: {wanted}") from None
     if number in UNUSABLE_SIGNALS:
-        raise _refusal(name, value, f"cannot be used, because it has another purpose: {wanted}")
+        raise WrongValueError(f"cannot be used, because it has another purpose: {wanted}")
     return number
 
 
@@ -323,40 +312,36 @@ def parse_metadata(text: str) -> object:
         return {name.strip(): int(v) if is_number(v) else v for name, _, v in pairs}
 
 
-def check_metadata(name: str, metadata: object) -> dict[str, Any]:
+def check_metadata(metadata: object) -> dict[str, Any]:
     """Check a dict of builtin values; return a copy."""
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        problem = (
+        raise WrongValueError(
             'is not a dict: give a dict, or None (in the variable JSON, such as {"run": 7}, or '
             "batch=2,length=512)"
         )
-        raise _refusal(name, metadata, problem)
     try:
-        return {_check_key(key): _check_value(value) for key, value in metadata.items()}
+        copy: dict[str, Any] = _copied(metadata)
     except RecursionError:
         raise ConfigError(
             "metadata is nested too deeply, or holds itself: give fewer levels"
         ) from None
+    return copy
 
 
-def _check_key(key: object) -> str:
-    if isinstance(key, str):
-        return key
-    raise ConfigError(f"metadata has the key {brief(key)}: keys are strings")
-
-
-def _check_value(value: object) -> Any:
+def _copied(value: object) -> Any:
     """Return a copy, so that later changes by the program do not reach the file."""
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return value
     if isinstance(value, dict):
-        return {_check_key(key): _check_value(item) for key, item in value.items()}
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise ConfigError(f"metadata has the key {brief(wrong[0])}: keys are strings")
+        return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_check_value(item) for item in value]
+        return [_copied(item) for item in value]
     raise ConfigError(
         f"metadata holds {brief(value)}: give None, booleans, 64-bit integers, floats, strings, "
         "lists and dicts of them"

@@ -8,13 +8,18 @@ An option that is not given is read from its variable, `PYTRACER_` and the optio
 capitals. Without a variable, or if the variable is blank or wrong, the option has its default.
 """
 
+import contextlib
+import functools
+import inspect
 import os
 import signal
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, overload
 
 from pytracer.errors import ConfigError
+from pytracer.text import brief
 from pytracer.tracing import option_forms as form
 from pytracer.tracing.option_forms import OnSnapshot, Ranks
 from pytracer.tracing.step_windows import Schedule
@@ -47,8 +52,7 @@ class Option(Generic[Given, Value]):
         default: The default in code.
         metavar: The form of the option's text, in a variable and on the command line.
         parse: Turns such a text into a value, or returns the text if it has another form.
-        check: Takes the name to call the option by in an error, and a value; returns the value to
-            use, or raises a `ConfigError`.
+        usable: Takes a value; returns the value to use, or raises a `WrongValueError`.
         doc: The meaning, in Markdown.
         shown: The default in the documentation, if not as Python shows it.
     """
@@ -57,7 +61,7 @@ class Option(Generic[Given, Value]):
     default: Given
     metavar: str
     parse: Callable[[str], object]
-    check: Callable[[str, object], Value]
+    usable: Callable[[object], Value]
     doc: str
     shown: str | None = None
 
@@ -76,8 +80,20 @@ class Option(Generic[Given, Value]):
         return self.default if options is None else options.__dict__[self.name]
 
     def __set__(self, options: object, value: Given) -> None:
-        """Keep a value. It is not checked: see `pytracer.tracing.option_values`."""
+        """Keep a value. It is not checked: see `pytracer.tracing.options`."""
         options.__dict__[self.name] = value
+
+    def check(self, name: str, value: object) -> Value:
+        """Return the value to use, or raise a `ConfigError` that calls the option by a name."""
+        try:
+            return self.usable(value)
+        except form.WrongValueError as error:
+            raise ConfigError(f"{name}={brief(value)} {error}") from error.__cause__
+
+    def of_variable(self) -> Value | None:
+        """Return the value of the option's variable; None: it has none. May raise a ConfigError."""
+        text = variable_text(self.variable)
+        return self.check(self.variable, self.parse(text)) if text else None
 
     @property
     def variable(self) -> str:
@@ -287,7 +303,7 @@ def switch(name: str) -> bool | None:
     Raises a ConfigError if it is not a boolean.
     """
     text = variable_text(name)
-    return form.check_bool(name, form.parse_bool(text)) if text else None
+    return OPTIONS["all_ranks"].check(name, form.parse_bool(text)) if text else None
 
 
 def switched_on() -> bool:
@@ -301,7 +317,132 @@ def switched_off() -> bool:
 
 
 def _switched() -> bool | None:
-    try:
+    with contextlib.suppress(ConfigError):  # `pytracer.activation` reports it
         return switch(SWITCH)
-    except ConfigError:  # `pytracer.activation` reports it
-        return None
+    return None
+
+
+@dataclass(kw_only=True)
+class Options(TracerOptions):
+    """Checked options: the values that the checks return. `ranks` is "all" if `all_ranks` is True.
+
+    `problem` says what is wrong with variables, whose options have their defaults, and what to do.
+    """
+
+    given: frozenset[str]  # the names of the options that the code gave
+    problem: str | None = None
+
+    @classmethod
+    def checked(cls, given: Mapping[str, object], **defaults: object) -> "Options":
+        """Check the options that the code gives, where a wrong one raises, and those of variables.
+
+        `defaults` replace those in code, for the environment's tracer.
+        """
+        problems: dict[str, str] = {}  # by option
+        values: dict[str, Any] = {}
+        shown_names: dict[str, str] = {}  # the variable's name if the value comes from it
+        for name, option in OPTIONS.items():
+            shown_names[name] = name
+            default = defaults.get(name, option.default)
+            values[name] = option.check(name, given.get(name, default))
+            is_of_other = name in ENVIRONMENT_OPTIONS and not defaults and switched_on()
+            if name not in given and not is_of_other and variable_text(option.variable):
+                shown_names[name] = option.variable
+                try:
+                    values[name] = option.of_variable()
+                except ConfigError as error:
+                    shown = values[name] if name in defaults else option.shown_default
+                    problems[name] = f"{error}. The default, {shown}, is used"
+        lacks_steps = not problems.keys().isdisjoint(("steps", "schedule"))
+        for names, problem in [*_contradictions(values, shown_names)]:
+            from_variables = [name for name in names if shown_names[name] != name]
+            if not from_variables and not lacks_steps:
+                raise ConfigError(problem)
+            # The code overrides variables, and what needs the steps of a wrong variable goes too.
+            if not lacks_steps and not given.keys() & {*names, "steps", "schedule"}:
+                problems[names[0]] = f"{problem}. The defaults are used"
+            for name in from_variables or names:
+                values[name] = OPTIONS[name].check(name, OPTIONS[name].default)
+        if values["all_ranks"]:
+            values["ranks"] = "all"
+        text = "; ".join(problems.values())
+        return cls(**values, given=frozenset(given), problem=text or None)
+
+
+def _contradictions(
+    values: Mapping[str, Any], shown_names: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the names of options that do not go together, and a message that says what to do."""
+
+    def shown(name: str) -> str:
+        return f"{shown_names[name]}={brief(values[name])}"
+
+    if values["steps"] is not None and values["schedule"] is not None:
+        problem = f"{shown('steps')} and {shown('schedule')} both select steps: give one of them"
+        yield ("steps", "schedule"), problem
+    elif values["memory_snapshot_num_steps"] > 1 and not values["steps"]:
+        remedy = "give `steps`, or leave it out"
+        if values["schedule"] is not None:
+            remedy = "leave it out: a schedule's `active` says how many steps share a file"
+        problem = f"{shown('memory_snapshot_num_steps')} has no effect without `steps`: {remedy}"
+        yield ("memory_snapshot_num_steps",), problem
+    if values["discrete"] and not values["steps"] and values["schedule"] is None:
+        problem = (
+            f"{shown('discrete')} needs selected steps, which bound the number of files: give "
+            "`steps` or `schedule`, or leave it out"
+        )
+        yield ("discrete",), problem
+
+
+Class = TypeVar("Class", bound=type)
+Self = TypeVar("Self")
+Arguments = ParamSpec("Arguments")
+
+# The line of a docstring that `with_options` replaces.
+PLACEHOLDER = "    ...: see `pytracer.tracing.options.TracerOptions`."
+
+
+def takes_options(
+    _: Callable[Arguments, TracerOptions],
+) -> Callable[
+    [Callable[[Self, dict[str, Any]], None]], Callable[Concatenate[Self, Arguments], None]
+]:
+    """Give `__init__` the arguments of `TracerOptions`; a decorator.
+
+    The decorated function gets a dict of those that a call gives: an option that is given overrides
+    its variable, also if it equals the default.
+    """
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    of_options = inspect.signature(TracerOptions)
+    parameters = (
+        each.replace(annotation=get_args(each.annotation)[0])
+        for each in of_options.parameters.values()
+    )
+    signature = of_options.replace(parameters=[own, *parameters])
+
+    def decorate(
+        init: Callable[[Self, dict[str, Any]], None],
+    ) -> Callable[Concatenate[Self, Arguments], None]:
+        @functools.wraps(init)
+        def init_with_options(
+            self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+        ) -> None:
+            _, *given = signature.bind(self, *args, **kwargs).arguments.items()
+            init(self, dict(given))
+
+        init_with_options.__signature__ = signature  # type: ignore[attr-defined]
+        return init_with_options
+
+    return decorate
+
+
+def with_options(documented: Class) -> Class:
+    """Insert all options into the docstring of a class; a class decorator."""
+    if documented.__doc__ is not None:  # `python -OO` drops docstrings
+        wrapper = textwrap.TextWrapper(96, " " * 4, " " * 8, break_on_hyphens=False)
+        arguments = "\n".join(
+            wrapper.fill(f"{option.name}: {option.doc} Default: `{option.shown_default}`.")
+            for option in OPTIONS.values()
+        )
+        documented.__doc__ = inspect.cleandoc(documented.__doc__).replace(PLACEHOLDER, arguments)
+    return documented

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from pytracer import _core
 from pytracer.backends import running_torch
-from pytracer.log import print_line, report_once, warn_once
+from pytracer.log import harmless, print_line, report_once, warn_once
 
 recording: set[Any] = set()  # tracers
 waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers that are started, without a device
@@ -36,11 +36,10 @@ def follow_devices() -> None:
 
     It runs in the middle of torch's initialisation, after hooks that waited for it are attached.
     """
-    try:
+    # Another thread may start a tracer meanwhile, say.
+    with harmless("new devices are not recorded, because looking for them failed: {error}"):
         for tracer in [*recording, *waiting]:
             tracer._follow_devices()
-    except Exception as error:  # another thread starts a tracer, say
-        warn_once(f"new devices are not recorded, because looking for them failed: {error!r}")
 
 
 def prepare_process() -> None:
@@ -106,10 +105,9 @@ def finish() -> None:
     """Write what the tracers of this process write at its end."""
     try:
         for tracer in list(recording):
-            try:
-                tracer._finish(getattr(sys, "last_value", None))  # of the main thread
-            except Exception as failure:  # the other tracers still have to write
-                report_once(f"no snapshot was written at the end: {failure!r}")
+            try:  # the other tracers still have to write
+                with harmless("no snapshot was written at the end: {error}", log=report_once):
+                    tracer._finish(getattr(sys, "last_value", None))  # of the main thread
             except KeyboardInterrupt:
                 report_once("the last snapshot or its on_snapshot was interrupted")
     finally:

@@ -11,7 +11,6 @@ not do, for want of memory, files or space, is tried again the next time.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import resource
@@ -23,11 +22,11 @@ from typing import Any
 from pytracer import _core
 from pytracer.atomic_file import folders_of, open_output
 from pytracer.boxes import places
-from pytracer.boxes.description import Description
-from pytracer.boxes.opening import DamagedBoxError, opened
+from pytracer.boxes.description import DamagedBoxError, Description, opened
 from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
-from pytracer.tracing import cgroup
+from pytracer.tracing import host_memory
+from pytracer.tracing.snapshot_files import numbered
 from pytracer.tracing.source_lines import source_lines
 
 MISSING = ["owners", "statistics", "settings", "phases"]
@@ -70,7 +69,10 @@ def _moved(path: Path, folder: Path, when: str) -> dict[str, Any]:
     # Else the next command would write another file.
     if not places.remove(path) and not places.empty(path):
         if result["path"] is not None:
-            _remove(Path(result["path"]))
+            output = Path(result["path"])
+            with contextlib.suppress(OSError):
+                output.unlink()
+                output.parent.rmdir()  # unless it has other files
         raise PytracerError(f"cannot remove {path}, so no snapshot was made of it")
     return result
 
@@ -81,32 +83,33 @@ def restored(path: Path, folder: Path, event: str, when: str) -> dict[str, Any]:
         if found is None:
             return _NOTHING
         box, described = found
-        _limit_processor_time(path)
-        is_same_boot = places.boot_of(path) == places.boot()
-        view = _view(box, described, is_same_boot)
+        # If a box was made to take long, the kernel ends this process.
+        before, most = resource.getrlimit(resource.RLIMIT_CPU)
+        seconds = SECONDS + path.stat().st_blocks * 512 // BYTES_PER_SECOND
+        if before == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, most))
+        depth, context = described.stack_depth, described.context
+        try:
+            is_same_boot = places.is_of_this_boot(path)
+            view = box.view(depth, context, described.has_forward_stacks, is_same_boot)
+        except PytracerError as error:  # there is no address space
+            raise MemoryError(str(error)) from error
         if described.is_only_if_used and not view.used_devices:
             return _NOTHING
         about = dict(described.about.as_written)
         about |= {"written_ns": time.time_ns(), "current_step": box.last_step}
         by_oom_killer = None
         if event == "killed":
-            by_oom_killer = cgroup.has_killed(described.kills)
+            by_oom_killer = host_memory.has_killed(described.kills)
             killed = {"by_oom_killer": by_oom_killer, "is_cut": box.is_cut, "missing": MISSING}
             killed["is_ray_worker"] = described.is_ray_worker
             about |= {"waiting": False, "killed": killed}
         about["source_lines"] = source_lines(view, {}, [*described.about.torch_folders])
-        output = _unused(folder / described.file(event, when))
+        names = numbered(folder / described.file(event, when))
+        output = next(path for path in names if not os.path.lexists(path))
         _write(output, view, about, described)
         who = described.who + (f" in step {box.last_step}" if box.last_step else "")
         return {"path": os.fspath(output), "who": who, "is_by_oom_killer": by_oom_killer}
-
-
-def _view(box: _core.Box, described: Description, is_same_boot: bool) -> _core.View:
-    depth, context = described.stack_depth, described.context
-    try:
-        return box.view(depth, context, described.has_forward_stacks, is_same_boot)
-    except PytracerError as error:  # there is no address space
-        raise MemoryError(str(error)) from error
 
 
 def _write(output: Path, view: _core.View, about: dict[str, Any], described: Description) -> None:
@@ -126,30 +129,6 @@ def _write(output: Path, view: _core.View, about: dict[str, Any], described: Des
         if isinstance(error.__cause__, OSError | MemoryError):
             raise
         raise DamagedBoxError(str(error)) from error
-
-
-def _remove(output: Path) -> None:
-    with contextlib.suppress(OSError):
-        output.unlink()
-        output.parent.rmdir()  # unless it has other files
-
-
-def _limit_processor_time(path: Path) -> None:
-    """Have the kernel end this process if a box was made to take long."""
-    before, most = resource.getrlimit(resource.RLIMIT_CPU)
-    seconds = SECONDS + path.stat().st_blocks * 512 // BYTES_PER_SECOND
-    if before == resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, most))
-
-
-def _unused(first: Path) -> Path:
-    """Return a path that no file has."""
-    for number in itertools.count(1):
-        end = f"_{number}" if number > 1 else ""
-        path = first.with_name(f"{first.stem}{end}{first.suffix}")
-        if not os.path.lexists(path):
-            return path
-    raise AssertionError
 
 
 if __name__ == "__main__":

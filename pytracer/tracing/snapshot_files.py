@@ -14,24 +14,28 @@ first run's `name.pickle`.
 import contextlib
 import errno
 import hashlib
+import importlib.util
 import itertools
+import operator
 import os
 import re
 import socket
+import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pytracer.atomic_file import folders_of
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.text import brief
 from pytracer.tracing import ranks
-from pytracer.tracing.on_snapshot import imported
-from pytracer.tracing.option_values import Options
+from pytracer.tracing.option_forms import OnSnapshot
+from pytracer.tracing.options import Options, variable
 from pytracer.tracing.step_windows import Window
 
 FIRST_PROCESS = "PYTRACER_FIRST_PROCESS"
@@ -104,7 +108,7 @@ class Files:
             self._number = _directories[self._output]
         self._end_claim = object()  # claims the name of the snapshot at the end
         self.oom_snapshots = 0  # how many were tried
-        self._kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
+        self.kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
         self._kept_demand = _Kept(options.keep_last, replaces=0)
         self._kept: dict[Path, _Kept] = {}  # the bounds of files that are not written yet
         self._changing = threading.RLock()  # a signal's handler may stop a tracer
@@ -194,7 +198,7 @@ class Files:
     def out_of_memory(self, now: datetime) -> Path:
         """Return the path of the snapshot of an out-of-memory."""
         self.oom_snapshots += 1
-        return self._at(now, "oom", self._kept_oom, "torch_memory_oom")
+        return self._at(now, "oom", self.kept_oom, "torch_memory_oom")
 
     def on_demand(self, now: datetime) -> Path:
         """Return the path of a snapshot on demand."""
@@ -208,26 +212,23 @@ class Files:
 
     def claim_first(self) -> bool:
         """Mark this process as the first of its rank for its children; return whether it is."""
-        rank = ranks.current()
-        if self._first_process(rank) is None:
-            os.environ[FIRST_PROCESS] = f"{rank.rank}:{os.getpid()}:{self._output}"
-        return self._first_process(rank) == str(os.getpid())
+        if self._first_process is None:
+            rank = ranks.current().rank
+            os.environ[FIRST_PROCESS] = f"{rank}:{os.getpid()}:{self._output}"
+        return self._first_process == str(os.getpid())
 
     @property
     def is_of_first_process(self) -> bool:
         """Whether no other traced process of this rank started this one."""
-        return self._first_process(ranks.current()) in (None, str(os.getpid()))
-
-    def _first_process(self, rank: ranks.Rank) -> str | None:
-        """Return the pid of the rank's first process; None: unknown, or of another rank."""
-        first_rank, _, mark = os.environ.get(FIRST_PROCESS, "").partition(":")
-        pid, _, output = mark.partition(":")
-        return pid if (first_rank, output) == (str(rank.rank), str(self._output)) else None
+        return self._first_process in (None, str(os.getpid()))
 
     @property
-    def replaced_oom_snapshots(self) -> int:
-        """How many snapshots of an out-of-memory were replaced by later ones."""
-        return self._kept_oom.replaced
+    def _first_process(self) -> str | None:
+        """The pid of the rank's first process; None: unknown, or of another rank."""
+        first_rank, _, mark = os.environ.get(FIRST_PROCESS, "").partition(":")
+        pid, _, output = mark.partition(":")
+        own = str(ranks.current().rank), str(self._output)
+        return pid if (first_rank, output) == own else None
 
     @contextlib.contextmanager
     def writing(self, path: Path) -> Iterator[None]:
@@ -263,9 +264,10 @@ class Files:
                 "own output",
                 f"numbered: {first}",
             )
-        call = self._options.on_snapshot
+        call: Any = self._options.on_snapshot
         if isinstance(call, str):
-            call = imported(call)
+            module, _, function = call.partition(":")
+            call = operator.attrgetter(function)(importlib.import_module(module))
         if call is not None:
             call(os.fspath(path))
 
@@ -275,11 +277,8 @@ class Files:
         """Return a name that is unused in this process, or that `claim` has used."""
         claim = object() if claim is None else claim
         first = self._path(event, suffix, tag)
-        for number in itertools.count(self._number):
-            end = f"_{number}" if number > 1 else ""
-            path = first.with_name(f"{first.stem}{end}{first.suffix}")
-            if _claimed.setdefault(path, claim) is claim:
-                break
+        paths = numbered(first, self._number)
+        path = next(path for path in paths if _claimed.setdefault(path, claim) is claim)
         if len(_claimed) > MAX_CLAIMED:
             _claimed.pop(next(iter(_claimed)), None)
         return path
@@ -296,7 +295,7 @@ class Files:
             parts.append(f"rank{rank.rank}")
         path = self._next_to([*parts, suffix])
         own_path = self._next_to([*parts, f"pid{pid}", suffix])
-        if self._first_process(rank) not in (None, str(pid)) or path in _parents_names:
+        if not self.is_of_first_process or path in _parents_names:
             return own_path
         if _is_held(self._next_to(parts)) and not self._is_of_another(path):
             return path
@@ -318,6 +317,13 @@ class Files:
         return self._output.with_name(".".join(filter(None, parts)) + self._output.suffix)
 
 
+def numbered(first: Path, number: int = 1) -> Iterator[Path]:
+    """Yield a path with a number, from this one on, before its suffix; 1 has none."""
+    for each in itertools.count(number):
+        end = f"_{each}" if each > 1 else ""
+        yield first.with_name(f"{first.stem}{end}{first.suffix}")
+
+
 def existing(folder: Path) -> Path:
     """Return a folder, or the nearest one above it that has been made."""
     while not folder.exists():
@@ -335,11 +341,9 @@ def note_written(path: str | os.PathLike[str]) -> None:
 def _is_held(path: Path) -> bool:
     """Hold a name until the process ends; return False if another process of this node has it."""
     with _holding:
-        if path in _held:
-            return True
-        if is_held := _hold(path):
+        if path not in _held and _hold(path):
             _held.add(path)
-        return is_held
+        return path in _held
 
 
 def _hold(path: Path) -> bool:
@@ -358,3 +362,49 @@ def _hold(path: Path) -> bool:
     except Exception:  # the program has replaced sockets, or forbids them
         return True
     return True
+
+
+def check_function(name: OnSnapshot, is_given: bool) -> None:
+    """Find out now, not when memory runs out, whether `on_snapshot` names a function.
+
+    A variable may be read in the middle of `import torch`, where nothing else may be imported, and
+    before the program has changed `sys.path`. A problem with it is therefore only logged, and may
+    be gone when the function is needed. The code gives the option if `is_given`: then it is a
+    ConfigError.
+    """
+    problem = _problem_of(name, may_import=is_given) if isinstance(name, str) else None
+    if problem is not None and is_given:
+        raise ConfigError(
+            f"on_snapshot={brief(name)} cannot be used: {problem}; give a function, or "
+            '"package.module:function" of a module that can be imported, or None'
+        )
+    if problem is not None:
+        warn_once(
+            f"{variable('on_snapshot')}={brief(name)} cannot be used: {problem}. Snapshots are "
+            "written, but no function is called with their paths. Correct the variable, or "
+            "add the module's folder to PYTHONPATH"
+        )
+
+
+def _problem_of(name: str, may_import: bool) -> str | None:
+    """Return why "package.module:function" cannot be used; None: no problem is known.
+
+    Without `may_import` no code of a module runs: the function is looked for only in a module that
+    was imported already. It is never looked for in a module that is still being imported.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = sys.modules.get(module) or (importlib.import_module(module) if may_import else None)
+        if found is None:
+            parts = itertools.accumulate(module.split("."), "{}.{}".format)
+            outermost = next(part for part in parts if part not in sys.modules)
+            has_spec = importlib.util.find_spec(outermost) is not None
+            return None if has_spec else f"No module named {outermost!r}"
+        spec = getattr(found, "__spec__", None)
+        if module == "__main__" or getattr(spec, "_initializing", False):
+            return None
+        if not callable(operator.attrgetter(function)(found)):
+            return f"{function} is not a function"
+    except (Exception, SystemExit) as error:  # an import may raise anything
+        return str(error) or repr(error)
+    return None

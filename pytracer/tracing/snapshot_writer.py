@@ -25,12 +25,11 @@ from pytracer.errors import ConfigError
 from pytracer.log import print_line, report_once, warn_once
 from pytracer.owners.registry import REGISTRY
 from pytracer.text import END_LINE, brief, printable, size
-from pytracer.tracing import box, cgroup, oom_answer, process, ranks
+from pytracer.tracing import box, host_memory, oom_answer, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import LONG_PATIENCE, DeviceRecording, Sizes
-from pytracer.tracing.on_snapshot import check_function
 from pytracer.tracing.options import variable
-from pytracer.tracing.snapshot_files import Files, existing, note_written
+from pytracer.tracing.snapshot_files import Files, check_function, existing, note_written
 from pytracer.tracing.source_lines import GeneratedCode, generated_code, source_lines
 from pytracer.tracing.training_phases import MODULE_PHASES
 
@@ -106,7 +105,7 @@ class SnapshotWriter:
         self.files: Files | None = None
         self.failures = self.written = self.unwritten = 0
         _ = pytracer.__version__  # destructors may write when Python imports nothing any more
-        self._kills: cgroup.Kills | None = None  # before the first recording
+        self._kills: host_memory.Kills | None = None  # before the first recording
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
@@ -122,7 +121,7 @@ class SnapshotWriter:
             files = self.files or Files(options)
             files.begin(make=not self._only_if_used)
             self.files = files
-            self._kills = self._kills or cgroup.kills()
+            self._kills = self._kills or host_memory.kills()
         except ConfigError as error:
             if "output" in options.given or options.output == self._default_output:
                 raise
@@ -238,7 +237,7 @@ class SnapshotWriter:
 
     def report_ooms(self) -> None:
         """Report how many out-of-memory errors there were, and the last, unless each was logged."""
-        if self.files is None or not self.files.replaced_oom_snapshots or not self._latest_oom:
+        if self.files is None or not self.files.kept_oom.replaced or not self._latest_oom:
             return
         path, device = self._latest_oom
         with contextlib.suppress(Exception):  # there may be no stderr
@@ -264,11 +263,11 @@ class SnapshotWriter:
         # After an out-of-memory of the CPU, reading might fail too.
         is_known = event.requested_bytes > 0 or event.library_error is not None
         is_explained, answer = event.device >= 0 and is_known, None
-        if not self.files.replaced_oom_snapshots:
+        if not self.files.kept_oom.replaced:
             oom_answer.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
             if is_explained:
                 answer = oom_answer.explain(path, event.device)
-        elif self.files.replaced_oom_snapshots == 1:
+        elif self.files.kept_oom.replaced == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""
             oom_answer.report(

@@ -15,7 +15,7 @@ from pytracer import _core
 
 # Not when a file is written: a process forked while another thread imports would wait for ever.
 from pytracer.analysis.call_sites import ProgramFiles
-from pytracer.log import warn_once
+from pytracer.log import harmless
 from pytracer.reading.files import read_source
 
 MOST_GENERATED_LINES = 20_000  # how many lines of generated code are mapped in a snapshot at most
@@ -42,27 +42,23 @@ def generated_code(view: _core.View) -> GeneratedCode:
 
     Only a program that has imported inductor has such lines: pytracer never imports inductor.
     """
-    try:
+    failed = (
+        "frames of compiled code are not mapped to the model's lines: {error}. Everything else is "
+        "in the snapshot"
+    )
+    with harmless(failed, "generated code"):  # another torch than expected
         cache: Any = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-        # Only files that torch knows are asked for: torch remembers the answer for others too.
-        files = set(getattr(cache, "linemaps", ()))
-        if not files:
-            return {}
         found: GeneratedCode = {}
-        for filename, line in view.lines_in(files, MOST_GENERATED_LINES):
-            frames = cache.stack_frames_for_code(filename, line) or []
-            found[filename, line] = [
-                (str(frame["filename"]), str(frame["name"]), int(frame["line"]))
-                for frame in frames[:MOST_FRAMES_OF_A_LINE]
-            ]
+        # Only files that torch knows are asked for: torch remembers the answer for others too.
+        if files := set(getattr(cache, "linemaps", ())):
+            for filename, line in view.lines_in(files, MOST_GENERATED_LINES):
+                frames = cache.stack_frames_for_code(filename, line) or []
+                found[filename, line] = [
+                    (str(frame["filename"]), str(frame["name"]), int(frame["line"]))
+                    for frame in frames[:MOST_FRAMES_OF_A_LINE]
+                ]
         return found
-    except Exception as error:  # another torch than expected
-        warn_once(
-            f"frames of compiled code are not mapped to the model's lines: {error!r}. Everything "
-            "else is in the snapshot",
-            "generated code",
-        )
-        return {}
+    return {}
 
 
 def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
@@ -71,45 +67,39 @@ def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]
     Lines from which `code` was generated count too. Files in `torch_folders`, which are the folders
     of torch's packages, are not the program's.
     """
-    try:
-        return _source_lines(view, code, torch_folders)
-    except Exception as error:
-        warn_once(
-            f"the source of the program's lines is not in the snapshot: {error!r}. Everything else "
-            "is in the snapshot",
-            "source lines",
-        )
-        return {}
-
-
-def _source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
-    program = ProgramFiles.outside(torch_folders)
-    wanted: dict[str, set[int]] = defaultdict(set)
-    for filename, line in view.lines_in(None, _MOST_FRAMES):
-        wanted[filename].add(line)
-    for frames in code.values():
-        for filename, _, line in frames:
+    failed = (
+        "the source of the program's lines is not in the snapshot: {error}. Everything else is in "
+        "the snapshot"
+    )
+    with harmless(failed, "source lines"):
+        program = ProgramFiles.outside(torch_folders)
+        wanted: dict[str, set[int]] = defaultdict(set)
+        for filename, line in view.lines_in(None, _MOST_FRAMES):
             wanted[filename].add(line)
-    # Files of installed packages come last: they are the same elsewhere.
-    names = sorted(wanted, key=lambda name: ("-packages" in name, name))
-    names = [name for name in names if name in program]
-    found: Lines = {}
-    lines, characters = MOST_LINES, MOST_CHARACTERS
-    end = time.monotonic() + MOST_SECONDS
-    for name in islice(names, MOST_FILES):
-        texts = _known.get(name, {})
-        if wanted[name] - texts.keys():
-            if time.monotonic() > end:
-                break
-            texts = _read(name, wanted[name])
-        for number in sorted(wanted[name]):
-            text = texts[number]
-            lines, characters = lines - bool(text), characters - len(text)
-            if lines < 0 or characters < 0:
-                return found
-            if text:
-                found.setdefault(name, []).append((number, text))
-    return found
+        for frames in code.values():
+            for filename, _, line in frames:
+                wanted[filename].add(line)
+        # Files of installed packages come last: they are the same elsewhere.
+        names = sorted(wanted, key=lambda name: ("-packages" in name, name))
+        names = [name for name in names if name in program]
+        found: Lines = {}
+        lines, characters = MOST_LINES, MOST_CHARACTERS
+        end = time.monotonic() + MOST_SECONDS
+        for name in islice(names, MOST_FILES):
+            texts = _known.get(name, {})
+            if wanted[name] - texts.keys():
+                if time.monotonic() > end:
+                    break
+                texts = _read(name, wanted[name])
+            for number in sorted(wanted[name]):
+                text = texts[number]
+                lines, characters = lines - bool(text), characters - len(text)
+                if lines < 0 or characters < 0:
+                    return found
+                if text:
+                    found.setdefault(name, []).append((number, text))
+        return found
+    return {}
 
 
 def _read(name: str, numbers: set[int]) -> dict[int, str]:

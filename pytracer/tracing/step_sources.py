@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pytracer.log import warn_once
+from pytracer.log import harmless, warn_once
 from pytracer.tracing import verl
 
 NO_STEP_SECONDS = 300.0  # how long a tracer waits for the first step before it warns
@@ -40,18 +40,14 @@ class Source:
         name: The name of the source in a file.
         first_step: The step that a tracer begins in; 0: none.
         remedy: What to do if no step was reported.
+        may_be_late: Whether the first step may come at any time, so that a warning would be wrong.
         yields: Whether the steps that the program reports replace those of this source.
     """
 
     name = "step()"
     first_step = 1
-    yields = False
+    yields = may_be_late = False
     remedy = "call tracer.step() at the end of each step, or give step_from"
-
-    @property
-    def may_be_late(self) -> bool:
-        """Whether the first step may come at any time, so that a warning would be wrong."""
-        return False
 
     def program_steps(self) -> None:
         """Take note that the program itself calls `step()`."""
@@ -65,46 +61,83 @@ class _OptimizerSteps(Source):
 
     A step that a `GradScaler` skips does not count, except for optimizers that scale gradients
     themselves (fused ones).
+
+    With `step_from="framework"`, the steps that verl profiles count in a program with verl. Without
+    verl, the optimizer is the first one that steps, until another one steps twice in between: the
+    next trial's, if a program keeps those of earlier trials.
     """
 
-    def __init__(self, enter: EnterStep, class_name: str) -> None:
+    def __init__(self, step_from: str, enter: EnterStep, restart: Callable[[], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._enter = enter
-        self._wanted = class_name  # "": all classes
+        self._enter, self._restart = enter, restart
+        self._is_framework = step_from == "framework"
+        self._wanted = step_from.partition(":")[2]  # the class; "": all classes
+        self._class_name = self._wanted  # of the followed one
         self._followed: weakref.ref[Any] | None = None
+        self._others: set[int] = set()  # the ids of those that have stepped since
+        self._begins_in_a_step = not self._is_verls
         self._is_ours = True  # False in a forked child. Dynamo would warn of a question for the pid
         _sources.add(self)
-        self._class_name = class_name  # of the followed one
         self._handle = register_optimizer_step_post_hook(self._stepped)
+        if self._is_framework:
+            verl.listeners.add(self._verl_reports)
+            verl.follow()
+
+    @property
+    def _is_verls(self) -> bool:
+        return self._is_framework and verl.PROFILE in sys.modules
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"optimizer {self._class_name}".rstrip()
+        return "framework" if self._is_verls else f"optimizer {self._class_name}".rstrip()
+
+    @property
+    def yields(self) -> bool:  # type: ignore[override]
+        return self._is_framework and not self._is_verls
+
+    @property
+    def first_step(self) -> int:  # type: ignore[override]
+        return int(self._begins_in_a_step)
+
+    @property
+    def may_be_late(self) -> bool:  # type: ignore[override]
+        return self._is_verls  # verl reports only the steps that it profiles
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
-        return f"{self.name}: none has stepped"
+        if self._is_verls:
+            return (
+                "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, select the "
+                "steps in global_profiler.steps; with profile_continuous_steps, only the first of "
+                "consecutive ones is reported"
+            )
+        call = ". Call tracer.step() at the end of each step" if self._is_framework else ""
+        return f"{self.name}: none has stepped{call}"
+
+    def _verl_reports(self, step: int) -> None:
+        if self._begins_in_a_step:  # verl was imported since
+            self._begins_in_a_step = False
+            self._restart()
+        self._enter(step)
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Report a step, on the thread that steps."""
-        if not self._is_ours:
+        if not self._is_ours or self._is_verls:
             return
-        if self._followed is None or self._followed() is None:
-            name = type(optimizer).__name__
+        name = type(optimizer).__name__
+        if self._followed is None or self._followed() is None or id(optimizer) in self._others:
             if self._wanted not in ("", name):
                 return
             self._followed = weakref.ref(optimizer)
             self._class_name = name
         if self._followed() is optimizer:
+            self._others.clear()
             self._enter(None)
-        else:
-            self._note_other(optimizer)
-
-    def _note_other(self, optimizer: Any) -> None:
-        """Take note that an optimizer that is not followed has stepped."""
-        name = type(optimizer).__name__
-        if self._wanted in ("", name):
+        elif self._is_framework:
+            if len(self._others) < _MOST_OTHERS:
+                self._others.add(id(optimizer))
+        elif self._wanted in ("", name):
             first = self._class_name
             warn_once(f"steps are those of the first {first}; another {name} is not counted")
 
@@ -118,78 +151,9 @@ class _OptimizerSteps(Source):
             )
 
     def close(self) -> None:
-        self._handle.remove()
-        self._enter = _ignore
-
-
-class _FrameworkSteps(_OptimizerSteps):
-    """The steps that verl profiles; in a program without verl, those of an optimizer.
-
-    It is the first one that steps, until another one steps twice in between: the next trial's, if a
-    program keeps those of earlier trials.
-    """
-
-    def __init__(self, enter: EnterStep, restart: Callable[[], None]) -> None:
-        super().__init__(enter, "")
-        self._restart = restart
-        self._others: set[int] = set()  # the ids of those that have stepped since
-        self._begins_in_a_step = not self._is_verls
-        verl.listeners.add(self._verl_reports)
-        verl.follow()
-
-    @property
-    def _is_verls(self) -> bool:
-        return verl.PROFILE in sys.modules
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "framework" if self._is_verls else super().name
-
-    @property
-    def yields(self) -> bool:  # type: ignore[override]
-        return not self._is_verls
-
-    @property
-    def first_step(self) -> int:  # type: ignore[override]
-        return int(self._begins_in_a_step)
-
-    @property
-    def remedy(self) -> str:  # type: ignore[override]
-        if not self._is_verls:
-            return f"{super().remedy}. Call tracer.step() at the end of each step"
-        return (
-            "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, select the steps "
-            "in global_profiler.steps; with profile_continuous_steps, only the first of "
-            "consecutive ones is reported"
-        )
-
-    @property
-    def may_be_late(self) -> bool:
-        return self._is_verls  # verl reports only the steps that it profiles
-
-    def _verl_reports(self, step: int) -> None:
-        if self._begins_in_a_step:  # verl was imported since
-            self._begins_in_a_step = False
-            self._restart()
-        self._enter(step)
-
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._is_verls:
-            return
-        if id(optimizer) in self._others:
-            self._followed = None
-        super()._stepped(optimizer, args, kwargs)
-        if self._followed is not None and self._followed() is optimizer:
-            self._others.clear()
-
-    def _note_other(self, optimizer: Any) -> None:
-        if len(self._others) < _MOST_OTHERS:
-            self._others.add(id(optimizer))
-
-    def close(self) -> None:
         verl.listeners.discard(self._verl_reports)
-        self._restart = _ignore
-        super().close()
+        self._handle.remove()
+        self._enter = self._restart = _ignore
 
 
 def follow(step_from: str | None, enter: EnterStep, restart: Callable[[], None]) -> Source:
@@ -197,15 +161,10 @@ def follow(step_from: str | None, enter: EnterStep, restart: Callable[[], None])
 
     `restart` is called when the tracer has begun in its first step, and should be in none.
     """
-    try:
-        if step_from == "framework":
-            return _FrameworkSteps(enter, restart)
+    failed = f"step_from={step_from!r} reports no steps: {{error}}. Only tracer.step() ends a step"
+    with harmless(failed):  # for example, there is no torch
         if step_from not in (None, "none"):
-            return _OptimizerSteps(enter, step_from.removeprefix("optimizer").removeprefix(":"))
-    except Exception as error:  # for example, there is no torch
-        warn_once(
-            f"step_from={step_from!r} reports no steps: {error!r}. Only tracer.step() ends a step"
-        )
+            return _OptimizerSteps(step_from, enter, restart)
     return Source()
 
 

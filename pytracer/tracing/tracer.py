@@ -14,8 +14,13 @@ from pytracer.tracing import box, description, on_demand, phases, process
 from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
-from pytracer.tracing.option_values import Options, takes_options, with_options
-from pytracer.tracing.options import TracerOptions, switched_off
+from pytracer.tracing.options import (
+    Options,
+    TracerOptions,
+    switched_off,
+    takes_options,
+    with_options,
+)
 from pytracer.tracing.snapshot_writer import SnapshotWriter
 from pytracer.tracing.step_recording import StepRecording
 from pytracer.tracing.training_phases import TRAINING_PHASES
@@ -87,7 +92,7 @@ class Tracer(LiveAnswers):
             earlier.stop()
         self._is_cleared = False
         if self._options.dump_signal is not None and not switched_off():
-            on_demand.defuse(self._options.dump_signal)
+            on_demand.WATCHER.defuse(self._options.dump_signal)
         if self._recording.is_forbidden():
             self._step_recording.begin("none")
             return self
@@ -118,7 +123,8 @@ class Tracer(LiveAnswers):
         if self._writer.files is not None:
             if self._options.max_oom_snapshots:
                 oom.listeners.add(self._on_oom)
-            on_demand.watch(self._on_demand, self._options.dump_signal, self._options.trigger_file)
+            signal, file = self._options.dump_signal, self._options.trigger_file
+            on_demand.WATCHER.add(self._on_demand, signal, file)
             self._step_recording.await_first_step()
 
     def _follow_devices(self) -> None:
@@ -135,7 +141,7 @@ class Tracer(LiveAnswers):
                     if self._step_recording.started:  # else it was stopped meanwhile
                         self._session.stop()
                         self._record(indices)
-                        self._step_recording.follow_devices()
+                        self._step_recording.drop_phases()
         except Exception as error:
             self._recording.leave_out("all", error)
 
@@ -156,7 +162,7 @@ class Tracer(LiveAnswers):
             TRAINING_PHASES.end()
         process.recording.discard(self)
         oom.listeners.discard(self._on_oom)
-        on_demand.unwatch(self._on_demand)
+        on_demand.WATCHER.remove(self._on_demand)
         if self._session.is_ours:  # in a forked child another thread of the parent may have locks
             self._step_recording.stop()
 

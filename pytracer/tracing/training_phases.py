@@ -11,7 +11,6 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
-from pytracer import _core
 from pytracer.backends.running_torch import is_compiled
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
@@ -19,6 +18,7 @@ from pytracer.owners.copies import copies_of_modules
 from pytracer.owners.names import named_modules, submodules, wrapped_module
 from pytracer.owners.registry import REGISTRY
 from pytracer.owners.uses import is_outermost, note_arguments, note_gradients, note_results
+from pytracer.owners.weak_table import WeakTable
 from pytracer.tracing.phases import annotate
 
 
@@ -230,7 +230,7 @@ class ModulePhases:
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {"models": set(), "paths": set()}
         self._bytes = 0
-        self._modules: dict[int, tuple[ref[Any], str]] = {}
+        self._modules = WeakTable[str](self.MOST)
 
     def add(self, path: str, name: str, module: Any) -> None:
         """Add the name of the phase of a module; `path` is "" for the model itself."""
@@ -242,12 +242,8 @@ class ModulePhases:
                 return
             names.add(name)
             self._bytes += len(text)
-        if len(self._modules) >= self.MOST:
-            known = [*self._modules.items()]
-            self._modules = {key: kept for key, kept in known if _core.is_alive(kept[0])}
-        if len(self._modules) < self.MOST:
-            with contextlib.suppress(TypeError):  # a class without weak references
-                self._modules[id(module)] = (ref(module), name)
+        with contextlib.suppress(TypeError):  # a class without weak references
+            self._modules.add(id(module), ref(module), name)
 
     def as_metadata(self) -> dict[str, Any]:
         """Return the names as a snapshot has them.
@@ -258,10 +254,9 @@ class ModulePhases:
         names: dict[str, Any] = {kind: sorted(names) for kind, names in self._names.items()}
         owners: dict[str, str] = {}
         with contextlib.suppress(Exception):  # code of the program: attributes of modules
-            copies = copies_of_modules(REGISTRY.modules(), {})[0] if self._modules else []
+            copies = copies_of_modules(REGISTRY.modules(), {})[0] if self._modules.live() else []
             for path, module, _ in named_modules(copies):
-                reference, name = self._modules.get(module.number, (None, ""))
-                if reference is module.reference:
+                if name := self._modules.get(module.number, module.reference):
                     owners[path] = name
         return {**names, "paths_of_owners": owners}
 

@@ -13,13 +13,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pytracer.log import warn_once
+from pytracer.log import harmless, warn_once
 from pytracer.tracing.phases import annotate
 
 PROFILE = "verl.utils.profiler.profile"
 TORCH_MEMORY = "verl.utils.profiler.torch_memory_profile"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MISSED = "a step of verl was missed: {error}", "verl's step"
 
 listeners: set[Callable[[int], None]] = set()
 """Called with the number of a step that begins, and with 0 when it ends. They never raise."""
@@ -44,7 +46,8 @@ def follow() -> None:
 
     @functools.wraps(start)
     def reporting_start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _safely(_begin, self, kwargs.get("profile_step", kwargs.get("global_step")))
+        with harmless(*_MISSED):
+            _begin(self, kwargs.get("profile_step", kwargs.get("global_step")))
         return start(self, *args, **kwargs)
 
     @functools.wraps(stop)
@@ -52,7 +55,8 @@ def follow() -> None:
         try:
             return stop(self, *args, **kwargs)
         finally:
-            _safely(_end, self)
+            with harmless(*_MISSED):
+                _end(self)
 
     @functools.wraps(decorator_of)
     def annotating(
@@ -65,13 +69,6 @@ def follow() -> None:
     profiler.start, profiler.stop = reporting_start, reporting_stop
     profiler.annotate = classmethod(annotating)
     _report(0)  # no step of verl has begun
-
-
-def _safely(report: Callable[..., None], *args: Any) -> None:
-    try:
-        report(*args)
-    except Exception as error:
-        warn_once(f"a step of verl was missed: {error!r}", f"verl's step: {type(error)}")
 
 
 def _begin(profiler: Any, number: Any) -> None:

@@ -12,7 +12,6 @@ from accelerator.parity import Rules, check_parity, drop_last_markers
 from accelerator.workload import Workload
 from patched_torch import Torch, blocks, deep, events
 
-from pytracer.torch_recorder import replaced_functions
 from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
 
 pytestmark = pytest.mark.usefixtures("no_collector")
@@ -36,7 +35,7 @@ def test_the_signature_is_torchs_with_a_stack_depth(program: Torch) -> None:
         now is not program.before[name]
         for now, (_, name) in zip(program.now(), program.places, strict=True)
     )
-    assert {function.__module__ for function in program.now()} == {replaced_functions.__name__}
+    assert {function.__module__ for function in program.now()} == {patch_torch.__module__}
     assert program.device.memory_snapshot is program.device.memory.memory_snapshot
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pytracer
-from pytracer.owners import container_bounds, holders
+from pytracer.owners import holders
 from pytracer.reading import load
 
 pytestmark = pytest.mark.usefixtures("no_collector")
@@ -82,10 +82,8 @@ def test_two_containers_of_one_name() -> None:
     # GIVEN names that do not tell which of two containers an item is in
     text = "kept (inside a deque)[0] of main()"
     of_name = {"kept of main()": (0, 0)}
-    assert container_bounds._with_bound(text, of_name) == text
+    assert holders._with_bound(text, of_name) == text
     # AND a name with " of " in itself
     text = "x['a of b'] (inside a deque)['c of d'] of f(), which g of main() keeps"
     of_name = {"x['a of b'] of f(), which g of main() keeps": (1, 2)}
-    assert container_bounds._with_bound(text, of_name) == text.replace(
-        "deque)", "deque, 1 of at most 2)"
-    )
+    assert holders._with_bound(text, of_name) == text.replace("deque)", "deque, 1 of at most 2)")

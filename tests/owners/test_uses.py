@@ -16,7 +16,7 @@ import pytracer
 from pytracer import _core
 from pytracer.analysis.device_data import device_data
 from pytracer.owners import uses
-from pytracer.owners.tensors import tensors_in
+from pytracer.owners.uses import tensors_in
 from pytracer.reading.reader import load
 
 INPUT, OUTPUT = ("input", "argument"), ("output", "result")

@@ -8,7 +8,7 @@ import pytest
 from pytracer.errors import PytracerError
 from pytracer.reading.files import Place, find, match, parse_place
 from pytracer.tracing import ranks
-from pytracer.tracing.option_values import Options
+from pytracer.tracing.options import Options
 from pytracer.tracing.snapshot_files import Files
 from pytracer.tracing.step_windows import Window
 

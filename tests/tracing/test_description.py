@@ -16,7 +16,7 @@ import pytracer
 from pytracer import ACTIONS, ConfigError, Tracer, _core
 from pytracer.tracing import description
 from pytracer.tracing.device_recording import DeviceRecording
-from pytracer.tracing.option_values import Options
+from pytracer.tracing.options import Options
 
 BYTE = torch.uint8
 

@@ -10,8 +10,7 @@ import torch
 
 import pytracer
 from pytracer.errors import ConfigError
-from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import OPTIONS, switch, switched_off, variable
+from pytracer.tracing.options import OPTIONS, Options, switch, switched_off, variable
 from pytracer.tracing.step_windows import CyclicSchedule
 
 

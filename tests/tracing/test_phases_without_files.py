@@ -11,7 +11,7 @@ from phase_files import of_phase, read, trace
 from step_files import BYTE
 
 from pytracer import Tracer, _core, annotate
-from pytracer.tracing import phase_windows
+from pytracer.tracing import step_recording
 
 pytestmark = pytest.mark.usefixtures("no_collector")
 
@@ -110,7 +110,7 @@ def test_a_phase_that_cannot_be_recorded_has_no_file(
 def test_no_more_files_than_a_step_may_have(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_windows, "MAX_OCCURRENCES", 10)
+    monkeypatch.setattr(step_recording, "MAX_OCCURRENCES", 10)
     with Tracer(tmp_path, device="cpu", steps=[1, 2], discrete=["load"]) as tracer:
         for _ in range(13):
             with annotate("load"):

@@ -13,7 +13,7 @@ from processes import run
 
 from pytracer.tracing import ranks
 from pytracer.tracing import snapshot_files as names_of_files
-from pytracer.tracing.option_values import Options
+from pytracer.tracing.options import Options
 from pytracer.tracing.ranks import Rank
 from pytracer.tracing.snapshot_files import FIRST_PROCESS, Files
 from pytracer.tracing.step_windows import Window

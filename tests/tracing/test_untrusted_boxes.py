@@ -16,8 +16,7 @@ from fuzz_values import peak_of
 from processes import environment, run, run_python
 
 from pytracer.boxes import places, restoring
-from pytracer.boxes.description import described
-from pytracer.boxes.opening import DamagedBoxError, opened
+from pytracer.boxes.description import DamagedBoxError, described, opened
 from pytracer.reading import load
 
 RING, NAMES = 1, 11  # BoxKind of csrc/support/box.h

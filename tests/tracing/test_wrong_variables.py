@@ -9,8 +9,7 @@ import pytracer
 from pytracer import log
 from pytracer.activation.environment import EnvironmentTracer
 from pytracer.errors import ConfigError
-from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import OPTIONS, variable
+from pytracer.tracing.options import OPTIONS, Options, variable
 
 # One for each place that a value goes to; tests/tracing/test_options.py has those of all options.
 WRONG = {

@@ -277,7 +277,7 @@ def _of_settings(
 
 def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
     """Return the command that searches settings, if the file can be simulated."""
-    if data.is_cpu or not data.history.is_replayed or data.snapshot.metadata.only_phase is not None:
+    if data.is_cpu or not data.history.is_known or data.snapshot.metadata.only_phase is not None:
         return []
     why = "Simulates the recorded requests under many settings, and names the best."
     return [Suggestion(f"pytracer recommend {path}", why)]

@@ -211,14 +211,14 @@ def leak_lines(leaks: DeviceLeaks) -> list[Line]:
 
 def _peak(explanation: Explanation) -> Line:
     sample, moment = explanation.sample, explanation.held_at
-    bound = "" if sample.is_exact or explanation.is_sum else "at least "
+    bound = "" if sample.is_exact else "at least "
     text = f"{bound}{size(sample.allocated_bytes)}"
     text += " at the end" if moment == "end" else ""
     if sample.step is not None and explanation.has_steps:
         text += f" in step {sample.step}"
     if sample.phase:
         text += f", phase {sample.phase}"
-    if explanation.is_cpu or explanation.is_sum:
+    if explanation.is_cpu:
         return Line("peak", text)
     text += f"; reserved {size(sample.reserved_bytes)}"
     if explanation.limit_bytes is not None:

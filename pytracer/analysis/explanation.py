@@ -89,7 +89,6 @@ class Explanation(BriefRepr):
         host: The growth of host memory, of which no recorded device has more than half; None if it
             does not grow, for further devices of a file, and after an out-of-memory error.
         killed: How the process ended, if it did not write the file itself; else None.
-        is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
         gaps: What the recording lacks, so that an earlier problem may be missing, as sentences.
@@ -131,7 +130,6 @@ class Explanation(BriefRepr):
     of_streams: StreamMemory | None
     host: HostGrowth | None
     killed: Killed | None
-    is_sum: bool
     limit_bytes: int | None
     why_unknown: str | None
     gaps: list[str]
@@ -195,7 +193,7 @@ def explain_device(
     moment, entry, trials = "peak", history.peak, None
     found: list[Verdict] = []
     if oom is not None:
-        moment, entry = "oom", oom.event + 1 if history.is_replayed else None
+        moment, entry = "oom", oom.event + 1 if history.is_known else None
         trials = None if try_settings is None else try_settings(data)
     held = held_at(data, entry)
     keepers = keepers_of(held)
@@ -214,7 +212,7 @@ def explain_device(
     if oom is None:
         at = _most_reserved(data, sample)
         reserved = None if at is None else sample_at(data, at)
-        of_streams = stream_memory(data, at or entry or 0) if history.is_replayed else None
+        of_streams = stream_memory(data, at or entry or 0) if history.is_known else None
         host, growth = host_growth(data), _steady_growth(data)
         suggestions = advise_at_peak(
             data,
@@ -272,13 +270,12 @@ def explain_device(
         of_streams=of_streams,
         host=host,
         killed=snapshot.metadata.killed,
-        is_sum=oom is None and history.is_known and not history.is_replayed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
         gaps=list(_gaps(data)),
         is_cpu=data.is_cpu,
         has_steps=data.has_marked_steps,
-        steps=alike_steps(steps(data)) if history.is_replayed else [],
+        steps=alike_steps(steps(data)) if history.is_known else [],
         modules=_modules(held),
         leaks=leaks,
         growth=growth,
@@ -296,7 +293,7 @@ def _unsearched(snapshot: Snapshot, leaks: DeviceLeaks | None) -> int:
 
 def _most_reserved(data: DeviceData, peak: UsageSample) -> int | None:
     """Return the entry with most reserved bytes; None if they are hardly more than at the peak."""
-    if not data.history.is_replayed or data.is_cpu:
+    if not data.history.is_known or data.is_cpu:
         return None
     reserved = data.history.usage.reserved_bytes
     entry = int(reserved.argmax())
@@ -309,7 +306,7 @@ def _limit(data: DeviceData) -> int | None:
 
     The memory of other processes changes it. If more was reserved at some time, it did change.
     """
-    if not data.history.is_replayed:
+    if not data.history.is_known:
         return None
     limit = limit_bytes_of(data.snapshot, data.device, data.history)
     most = int(data.history.usage.reserved_bytes.max())
@@ -339,14 +336,14 @@ def _gaps(data: DeviceData) -> Iterator[str]:
 def _why_unknown(data: DeviceData) -> str | None:
     if (phase := data.snapshot.metadata.only_phase) is not None:
         return f"the file has the events of phase {phase!r} only"
-    if not data.history.is_replayed:
+    if not data.history.is_known:
         return data.contradiction or "the file has no events"
     return None
 
 
 def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     """Return the search for memory that is kept from step to step; None for a few steps."""
-    if not data.history.is_replayed or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
+    if not data.history.is_known or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
         return None
     return _leaks(data)
 
@@ -412,7 +409,7 @@ def _leaks(data: DeviceData) -> DeviceLeaks:
 
 
 def _steady_growth(data: DeviceData) -> Growth | None:
-    if data.has_marked_steps or not data.history.is_replayed:
+    if data.has_marked_steps or not data.history.is_known:
         return None
     from pytracer.analysis.leaks.steady_growth import steady_growth  # as above
 

@@ -114,7 +114,7 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         return unknown(snapshot, device, "the file has no events of the device")
     if (phase := snapshot.metadata.only_phase) is not None:
         return unknown(snapshot, device, f"the file has only the events of phase {phase!r}")
-    if not history.is_replayed:
+    if not history.is_known:
         return unknown(snapshot, device, data.contradiction or "")
     slots = timeline(data)
     has_steps = slots.unit == "step"

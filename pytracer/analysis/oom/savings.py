@@ -96,7 +96,7 @@ def fitting_input(
     if earlier is None or earlier.ratio == 1 or not earlier.are_smaller(oom.requested_bytes):
         return None
     begins = [first for _, first in data.boundaries if first <= oom.event]
-    if not data.has_marked_steps or not data.history.is_replayed or len(begins) < 2:
+    if not data.has_marked_steps or not data.history.is_known or len(begins) < 2:
         return None
     allocated = data.history.usage.allocated_bytes
     kept_bytes = int(allocated[begins[-1]])

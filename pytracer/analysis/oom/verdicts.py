@@ -58,9 +58,8 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     if around.is_cpu:
         return kept + dropped or [_of_cpu(oom, around)]
     sample = oom.sample
-    if sample is None or sample.uncertain_bytes is None:
-        reason = around.why_no_history or "the file has the events of one phase only"
-        return [Verdict(reasons.UNKNOWN, f"{reason}.")]
+    if sample is None or around.why_no_history is not None:
+        return [Verdict(reasons.UNKNOWN, f"{around.why_no_history}.")]
     if oom.library_error is not None:
         found = [of_library(oom, sample, around)]
         return found if found[0].kind == reasons.UNKNOWN else kept + dropped + found
@@ -248,7 +247,7 @@ def _exhausted(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> I
     # request for more than half of the memory is too large by itself.
     if _had_as_much(oom, around) or oom.requested_bytes > total // 2:
         return
-    unsure = sample.uncertain_bytes or 0
+    unsure = sample.uncertain_bytes
     progress = around.progress
     is_short = (
         progress is not None and progress.more_bytes > oom.available_bytes + sample.free_bytes
@@ -319,7 +318,7 @@ def _growing_text(oom: OutOfMemory, earlier: EarlierRequests) -> str:
 
 def _most_available(oom: OutOfMemory, sample: UsageSample) -> int:
     """Return the memory that an ideal allocator would have had: no rounding, no unusable piece."""
-    waiting = sample.active_bytes - sample.allocated_bytes + (sample.uncertain_bytes or 0)
+    waiting = sample.active_bytes - sample.allocated_bytes + sample.uncertain_bytes
     return oom.most_reserved_bytes - sample.requested_bytes + waiting
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pytracer.analysis.advice import (
-    Memory,
     Suggestion,
     TrySettings,
     advise_after_oom,
@@ -29,13 +28,13 @@ from pytracer.analysis.holders import (
     releases_of,
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
+from pytracer.analysis.leaks.one_file import leaks_on_device, steady_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
-from pytracer.analysis.oom.kinds import LEAK, Surroundings, Verdict
+from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, verdicts
 from pytracer.analysis.oom.savings import fitting_input, recomputed_bytes
 from pytracer.analysis.oom.unfinished_pass import unfinished
-from pytracer.analysis.oom.verdicts import verdicts
 from pytracer.analysis.ooms import (
     OutOfMemory,
     is_of_failure,
@@ -191,29 +190,21 @@ def explain_device(
     leaks = leaks_of(data) if oom is None or _is_survived(data, oom) else None
     to_mend = leaks if leaks is not None and leaks.matters else None
     moment, entry, trials = "peak", history.peak, None
-    found: list[Verdict] = []
     if oom is not None:
         moment, entry = "oom", oom.event + 1 if history.is_known else None
-        trials = None if try_settings is None else try_settings(data)
     held = held_at(data, entry)
-    keepers = keepers_of(held)
+    keepers, holders = keepers_of(held), holders_of(held, TOP)
     categories = categories_of(held) if has_categories(snapshot) else []
-    if oom is not None:
-        around = _surroundings(data, oom, held, categories, keepers)
-        found = verdicts(oom, around)
-        if any(verdict.kind == LEAK for verdict in found):
-            to_mend = around.leaks
-    holders = holders_of(held, TOP)
-    if oom is not None and oom.sample is not None:
-        sample = oom.sample
-    else:
+    sample = None if oom is None else oom.sample
+    if sample is None:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
+    found: list[Verdict] = []
     reserved, of_streams, host, growth = None, None, None, None
     if oom is None:
         at = _most_reserved(data, sample)
         reserved = None if at is None else sample_at(data, at)
         of_streams = stream_memory(data, at or entry or 0) if history.is_known else None
-        host, growth = host_growth(data), _steady_growth(data)
+        host, growth = host_growth(data), steady_growth(data)
         suggestions = advise_at_peak(
             data,
             reserved or sample,
@@ -226,22 +217,12 @@ def explain_device(
             growth,
         )
     else:
-        suggestions = advise_after_oom(
-            data,
-            found,
-            Memory(
-                oom,
-                holders,
-                keepers,
-                categories,
-                around,
-                avoidable(held),
-                recomputed_bytes(held),
-                fitting_input(data, oom, around.earlier),
-            ),
-            trials,
-            to_mend,
-        )
+        trials = None if try_settings is None else try_settings(data)
+        facts = _facts(oom, held, categories, keepers, holders)
+        found = verdicts(facts)
+        if any(verdict.kind == LEAK for verdict in found):
+            to_mend = facts.leaks
+        suggestions = advise_after_oom(data, found, facts, trials, to_mend)
     fitting = None
     if trials is not None and all(trial.is_exact for trial in trials):
         fitting = [trial.name for trial in trials if trial.fits]
@@ -345,31 +326,33 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     """Return the search for memory that is kept from step to step; None for a few steps."""
     if not data.history.is_known or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
         return None
-    return _leaks(data)
+    return leaks_on_device(data)
 
 
-def _surroundings(
-    data: DeviceData,
+def _facts(
     oom: OutOfMemory,
     held: Blocks,
     categories: list[CategoryUsage],
     keepers: list[Keeper],
-) -> Surroundings:
+    holders: list[Holder],
+) -> Facts:
+    data, sizes = held.data, {usage.category: usage.size_bytes for usage in categories}
     why, is_failed = _why_unknown(data), is_of_failure(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
-    sizes = {usage.category: usage.size_bytes for usage in categories}
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
-    return Surroundings(
+    earlier = earlier_requests(data, oom.event) if why is None else None
+    return Facts(
+        oom=oom,
         is_cpu=data.is_cpu is True,
         expands=expands(data),
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
-        leaks=_leaks(data) if may_leak else None,
+        leaks=leaks_on_device(data) if may_leak else None,
         garbage_bytes=bytes_of_keepers(keepers, is_garbage),
         exception_bytes=bytes_of_keepers(keepers, is_failed),
         fits_without_garbage=_would_fit_without(oom, held, is_garbage),
         fits_without_exception=_would_fit_without(oom, held, is_failed),
-        earlier=earlier_requests(data, oom.event) if why is None else None,
+        earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, categories) if why is None else None,
         of_streams=idle_streams(data, oom.event + 1) if why is None else None,
@@ -377,6 +360,12 @@ def _surroundings(
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),
         has_step=has_step,
+        holders=holders,
+        keepers=keepers,
+        categories=categories,
+        avoidable=avoidable(held),
+        recomputed_bytes=recomputed_bytes(held),
+        fitting_input=fitting_input(data, oom, earlier),
     )
 
 
@@ -400,17 +389,3 @@ def _would_fit_without(
 def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:
     """Return whether steps came after an out-of-memory error."""
     return bool(data.boundaries) and oom.event < data.boundaries[-1][1]
-
-
-def _leaks(data: DeviceData) -> DeviceLeaks:
-    from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
-
-    return leaks_on_device(data)
-
-
-def _steady_growth(data: DeviceData) -> Growth | None:
-    if data.has_marked_steps or not data.history.is_known:
-        return None
-    from pytracer.analysis.leaks.steady_growth import steady_growth  # as above
-
-    return steady_growth(data)

@@ -97,6 +97,11 @@ class UsageSample:
         return self.reserved_bytes - self.active_bytes
 
     @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes that the program has freed, but that a stream still uses."""
+        return self.active_bytes - self.allocated_bytes
+
+    @property
     def uncertain_bytes(self) -> int:
         """Return how many more bytes may have been allocated, if the values are bounds."""
         return 0 if self.is_exact else self.free_bytes

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.free_segments import FreePool
 from pytracer.analysis.layout import Layout, Segment, largest_pieces
-from pytracer.analysis.oom import verdicts as module
+from pytracer.analysis.oom import reasons as module
 from pytracer.analysis.oom.earlier_requests import EarlierRequests, earlier_requests
-from pytracer.analysis.oom.kinds import (
+from pytracer.analysis.oom.reasons import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
@@ -29,11 +29,11 @@ from pytracer.analysis.oom.kinds import (
     REPLACED,
     TOO_LARGE,
     UNKNOWN,
-    Surroundings,
+    USUAL_CONTEXT_BYTES,
+    Facts,
+    verdicts,
 )
-from pytracer.analysis.oom.outside_memory import USUAL_CONTEXT_BYTES
 from pytracer.analysis.oom.unfinished_pass import Unfinished
-from pytracer.analysis.oom.verdicts import verdicts
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 
@@ -102,11 +102,8 @@ def nearly_full(allocated: int) -> OutOfMemory:
     return oom(9 * GIB // 20, sample=sample(**sizes), own_pool_free_bytes=pieces, **free)
 
 
-AROUND = Surroundings(is_cpu=False, expands=False, outside_bytes=None, why_no_history=None)
-
-
-def kinds(failed: OutOfMemory, **around: Any) -> list[str]:
-    return [verdict.kind for verdict in verdicts(failed, replace(AROUND, **around))]
+def kinds(failed: OutOfMemory, **more: Any) -> list[str]:
+    return [verdict.kind for verdict in verdicts(Facts(failed, **more))]
 
 
 def earlier(**changes: int) -> EarlierRequests:
@@ -128,7 +125,7 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
 
 
 @pytest.mark.parametrize(
-    ("failed", "around", "expected"),
+    ("failed", "more", "expected"),
     [
         (oom(7 * GIB // 2), {}, [FRAGMENTED]),
         (oom(7 * GIB // 2 + 1), {}, [UNKNOWN]),  # less than half of the free memory is to spare
@@ -239,9 +236,9 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(GIB), {"is_cpu": True}, [UNKNOWN]),
     ],
 )
-def test_the_kind(failed: OutOfMemory, around: dict[str, Any], expected: list[str]) -> None:
-    assert kinds(failed, **around) == expected
-    assert all(verdict.text.endswith(".") for verdict in verdicts(failed, AROUND))
+def test_the_kind(failed: OutOfMemory, more: dict[str, Any], expected: list[str]) -> None:
+    assert kinds(failed, **more) == expected
+    assert all(verdict.text.endswith(".") for verdict in verdicts(Facts(failed, **more)))
 
 
 # 2 GiB of the device are free, 3 in segments, and 2 by the leak.
@@ -269,7 +266,7 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     failed = oom(2 * GIB + missing, own_pool_free_bytes=0)
     progress = Unfinished("", more)
     # WHEN / THEN
-    (verdict,) = verdicts(failed, replace(AROUND, leaks=leaks, progress=progress))
+    (verdict,) = verdicts(Facts(failed, leaks=cast(Any, leaks), progress=progress))
     assert [verdict.kind] == expected
     assert (", kept by x of main(), 2 GiB in all." in verdict.text) == (expected == [LEAK])
     # AND on the CPU, an unknown limit may refuse what is free: then only the leak's memory counts

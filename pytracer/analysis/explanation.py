@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytracer.analysis.advice import (
     Suggestion,
@@ -188,45 +188,20 @@ def explain_device(
     ooms = out_of_memories(data) if ooms is None else ooms
     oom = ooms[-1] if ooms else None
     leaks = leaks_of(data) if oom is None or _is_survived(data, oom) else None
-    to_mend = leaks if leaks is not None and leaks.matters else None
     moment, entry, trials = "peak", history.peak, None
     if oom is not None:
         moment, entry = "oom", oom.event + 1 if history.is_known else None
+        trials = None if try_settings is None else try_settings(data)
     held = held_at(data, entry)
-    keepers, holders = keepers_of(held), holders_of(held, TOP)
-    categories = categories_of(held) if has_categories(snapshot) else []
     sample = None if oom is None else oom.sample
     if sample is None:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
-    found: list[Verdict] = []
-    reserved, of_streams, host, growth = None, None, None, None
-    if oom is None:
-        at = _most_reserved(data, sample)
-        reserved = None if at is None else sample_at(data, at)
-        of_streams = stream_memory(data, at or entry or 0) if history.is_known else None
-        host, growth = host_growth(data), steady_growth(data)
-        suggestions = advise_at_peak(
-            data,
-            reserved or sample,
-            holders,
-            categories,
-            recomputed_bytes(held),
-            to_mend,
-            of_streams,
-            host,
-            growth,
-        )
-    else:
-        trials = None if try_settings is None else try_settings(data)
-        facts = _facts(oom, held, categories, keepers, holders)
-        found = verdicts(facts)
-        if any(verdict.kind == LEAK for verdict in found):
-            to_mend = facts.leaks
-        suggestions = advise_after_oom(data, found, facts, trials, to_mend)
+    at = _most_reserved(data, sample) if oom is None else None
+    has_streams = oom is None and history.is_known
     fitting = None
     if trials is not None and all(trial.is_exact for trial in trials):
         fitting = [trial.name for trial in trials if trial.fits]
-    return Explanation(
+    found = Explanation(
         path=snapshot.path,
         device=data.device,
         name=snapshot.device_name(data.device),
@@ -235,21 +210,21 @@ def explain_device(
         role=snapshot.metadata.role,
         oom=oom,
         ooms=len(ooms),
-        verdicts=found,
+        verdicts=[],
         held_at="end" if entry is None else moment,
         held_bytes=int(held["size_bytes"].sum()),
         held_before_bytes=held.bytes_where(held["alloc_event"] < ooms[-2].event)
         if len(ooms) > 1 and entry is not None
         else None,
-        holders=holders,
-        keepers=keepers,
+        holders=holders_of(held, TOP),
+        keepers=keepers_of(held),
         releases=releases_of(held),
-        categories=categories,
-        suggestions=suggestions,
+        categories=categories_of(held) if has_categories(snapshot) else [],
+        suggestions=[],
         sample=sample,
-        most_reserved=reserved,
-        of_streams=of_streams,
-        host=host,
+        most_reserved=None if at is None else sample_at(data, at),
+        of_streams=stream_memory(data, at or entry or 0) if has_streams else None,
+        host=host_growth(data) if oom is None else None,
         killed=snapshot.metadata.killed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
@@ -259,10 +234,30 @@ def explain_device(
         steps=alike_steps(steps(data)) if history.is_known else [],
         modules=_modules(held),
         leaks=leaks,
-        growth=growth,
+        growth=steady_growth(data) if oom is None else None,
         fitting_settings=fitting,
         unsearched=_unsearched(snapshot, leaks),
     )
+    to_mend = leaks if found.has_leak else None
+    if oom is None:
+        suggestions = advise_at_peak(
+            data,
+            found.most_reserved or sample,
+            found.holders,
+            found.categories,
+            recomputed_bytes(held),
+            to_mend,
+            found.of_streams,
+            found.host,
+            found.growth,
+        )
+        return replace(found, suggestions=suggestions)
+    facts = _facts(oom, held, found)
+    reasons = verdicts(facts)
+    if any(verdict.kind == LEAK for verdict in reasons):
+        to_mend = facts.leaks
+    advice = advise_after_oom(data, reasons, facts, trials, to_mend)
+    return replace(found, verdicts=reasons, suggestions=advice)
 
 
 def _unsearched(snapshot: Snapshot, leaks: DeviceLeaks | None) -> int:
@@ -329,15 +324,9 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     return leaks_on_device(data)
 
 
-def _facts(
-    oom: OutOfMemory,
-    held: Blocks,
-    categories: list[CategoryUsage],
-    keepers: list[Keeper],
-    holders: list[Holder],
-) -> Facts:
-    data, sizes = held.data, {usage.category: usage.size_bytes for usage in categories}
-    why, is_failed = _why_unknown(data), is_of_failure(data)
+def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
+    data, sizes = held.data, {usage.category: usage.size_bytes for usage in found.categories}
+    why, is_failed = found.why_unknown, is_of_failure(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     earlier = earlier_requests(data, oom.event) if why is None else None
@@ -348,21 +337,21 @@ def _facts(
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=leaks_on_device(data) if may_leak else None,
-        garbage_bytes=bytes_of_keepers(keepers, is_garbage),
-        exception_bytes=bytes_of_keepers(keepers, is_failed),
+        garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
+        exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         fits_without_garbage=_would_fit_without(oom, held, is_garbage),
         fits_without_exception=_would_fit_without(oom, held, is_failed),
         earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
-        progress=unfinished(data, oom, categories) if why is None else None,
+        progress=unfinished(data, oom, found.categories) if why is None else None,
         of_streams=idle_streams(data, oom.event + 1) if why is None else None,
         is_first_backward=not has_step
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),
         has_step=has_step,
-        holders=holders,
-        keepers=keepers,
-        categories=categories,
+        holders=found.holders,
+        keepers=found.keepers,
+        categories=found.categories,
         avoidable=avoidable(held),
         recomputed_bytes=recomputed_bytes(held),
         fitting_input=fitting_input(data, oom, earlier),

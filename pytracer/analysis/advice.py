@@ -240,7 +240,7 @@ def _of_settings(
     found = []
     if trials is None and reasons.FRAGMENTED in kinds:
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
-        why = "Lets the allocator join free facts. Whether that is enough was not simulated."
+        why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
     if kinds & {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN} and not is_missing:
         found += _of_search(data, path)
@@ -256,7 +256,7 @@ def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
 
 
 def _of_items(data: DeviceData, facts: Facts, least: float) -> list[Suggestion]:
-    """Return where to look if a list's items, or several graphs, keep this part of the facts."""
+    """Return where to look if a list's items, or several graphs, keep this part of the memory."""
     held_bytes = sum(each.size_bytes for each in facts.categories)
     # The parameters and states of models in a list are used.
     kept = [(each.unknown_bytes + each.activation_bytes, each) for each in facts.keepers]
@@ -275,7 +275,7 @@ def _of_items(data: DeviceData, facts: Facts, least: float) -> list[Suggestion]:
 
 
 def _of_models(facts: Facts) -> list[Suggestion]:
-    """Return where to look if a list keeps models and optimizers, of several steps, of much facts.
+    """Return where to look if a list keeps models and optimizers, of several steps, of much memory.
 
     A list of the layers of one model is made at once.
     """

@@ -22,7 +22,7 @@ from pytracer.analysis.holder_names import (
     outermost_name,
     tells_where,
 )
-from pytracer.analysis.holders import Holder, Keeper, bytes_of_keepers
+from pytracer.analysis.holders import Holder, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -31,10 +31,10 @@ from pytracer.analysis.leaks.results import (
     leaks_of,
     remedy,
 )
-from pytracer.analysis.oom import kinds as reasons
-from pytracer.analysis.oom.kinds import Surroundings, Verdict
+from pytracer.analysis.oom import reasons
+from pytracer.analysis.oom.reasons import Facts, Verdict
 from pytracer.analysis.oom.savings import lowering
-from pytracer.analysis.ooms import OutOfMemory, is_of_failure
+from pytracer.analysis.ooms import is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import sentence, size
@@ -86,34 +86,6 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What held the memory of a device when it ran out."""
-
-    oom: OutOfMemory
-    holders: Sequence[Holder]
-    keepers: Sequence[Keeper]  # all Python objects that keep memory
-    categories: Sequence[CategoryUsage]
-    around: Surroundings
-    avoidable: Sequence[str]  # the changes that avoid some of it
-    recomputed_bytes: int  # what the recomputation of a checkpoint kept
-    fitting_input: str | None  # a sentence: the largest input that fits; None if that is unknown
-
-    @property
-    def missing_bytes(self) -> int:
-        """How much more was needed than the allocator could have, or less: below 0. 0: unknown."""
-        sample, most = self.oom.sample, self.oom.most_reserved_bytes
-        return 0 if sample is None else self.oom.requested_bytes + sample.allocated_bytes - most
-
-    @property
-    def is_nearly_all(self) -> bool:
-        """Whether nearly all memory was allocated."""
-        sample = self.oom.sample
-        return sample is not None and (
-            sample.allocated_bytes >= reasons.NEARLY_ALL * self.oom.most_reserved_bytes
-        )
-
-
-@dataclass(frozen=True)
 class Trial:
     """The simulation of a recording under changed settings."""
 
@@ -137,7 +109,7 @@ def is_much_unallocated(sample: UsageSample) -> bool:
 def advise_after_oom(
     data: DeviceData,
     found: Sequence[Verdict],
-    memory: Memory,
+    facts: Facts,
     trials: list[Trial] | None,
     leaks: DeviceLeaks | None,
 ) -> list[Suggestion]:
@@ -152,53 +124,53 @@ def advise_after_oom(
     if leaks is not None:
         suggestions = _of_leak(path, leaks)
     else:
-        is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and memory.is_nearly_all)
+        is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and facts.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
-        lower = _dropping(memory) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
-        of_items = [] if kinds & _OF_STEPS else _of_items(data, memory, least)
+        lower = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
+        of_items = [] if kinds & _OF_STEPS else _of_items(data, facts, least)
         has_reason = lower + of_items != []
-        less = _less(memory, kinds, is_needed=is_too_little and not has_reason)
-        of_items += _of_models(memory) if is_too_little else []
+        less = _less(facts, kinds, is_needed=is_too_little and not has_reason)
+        of_items += _of_models(facts) if is_too_little else []
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
         # A setting with which this allocation succeeds moves the failure of a program that needs
         # more, or keeps more and more.
-        moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or memory.is_nearly_all
+        moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or facts.is_nearly_all
         if kinds <= _HELD or (has_reason and moves):
             trials = []
-        is_missing = memory.missing_bytes > 0
+        is_missing = facts.missing_bytes > 0
         settings = _of_settings(data, path, kinds, trials, is_missing=is_missing)
         if reasons.FRAGMENTED in kinds:
             suggestions = settings + lower
         else:
-            suggestions = lower if has_reason and memory.is_nearly_all else lower + settings
+            suggestions = lower if has_reason and facts.is_nearly_all else lower + settings
     if reasons.OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
-    return [*suggestions, *_for_next_run(data, memory.holders)]
+    return [*suggestions, *_for_next_run(data, facts.holders)]
 
 
-def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
+def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
     found: list[Suggestion] = []
     if kinds <= _HELD | {reasons.UNKNOWN}:
-        found += (Suggestion("", why) for why in memory.avoidable)
+        found += (Suggestion("", why) for why in facts.avoidable)
     found += [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
-    if reasons.LARGER_INPUT in kinds and memory.fitting_input:
-        found.append(Suggestion("", memory.fitting_input))
-    asked = memory.oom.requested_bytes
-    total = 0 if memory.oom.sample is None else memory.oom.most_reserved_bytes
+    if reasons.LARGER_INPUT in kinds and facts.fitting_input:
+        found.append(Suggestion("", facts.fitting_input))
+    asked = facts.oom.requested_bytes
+    total = 0 if facts.oom.sample is None else facts.total_bytes
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
         why = (
             f"This line asks for {size(asked)} at once: look at its shapes, or compute it in parts."
         )
         found.append(Suggestion("", why))
     texts = lowering(
-        memory.categories,
-        memory.around.progress,
+        facts.categories,
+        facts.progress,
         total,
-        memory.missing_bytes,
+        facts.missing_bytes,
         is_needed=is_needed and not found,
-        recomputed_bytes=memory.recomputed_bytes,
+        recomputed_bytes=facts.recomputed_bytes,
     )
     return found + [Suggestion("", text) for text in texts]
 
@@ -277,17 +249,17 @@ def _of_settings(
 
 def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
     """Return the command that searches settings, if the file can be simulated."""
-    if data.is_cpu or not data.history.is_replayed or data.snapshot.metadata.only_phase is not None:
+    if data.is_cpu or not data.history.is_known or data.snapshot.metadata.only_phase is not None:
         return []
     why = "Simulates the recorded requests under many settings, and names the best."
     return [Suggestion(f"pytracer recommend {path}", why)]
 
 
-def _of_items(data: DeviceData, memory: Memory, least: float) -> list[Suggestion]:
+def _of_items(data: DeviceData, facts: Facts, least: float) -> list[Suggestion]:
     """Return where to look if a list's items, or several graphs, keep this part of the memory."""
-    held_bytes = sum(each.size_bytes for each in memory.categories)
+    held_bytes = sum(each.size_bytes for each in facts.categories)
     # The parameters and states of models in a list are used.
-    kept = [(each.unknown_bytes + each.activation_bytes, each) for each in memory.keepers]
+    kept = [(each.unknown_bytes + each.activation_bytes, each) for each in facts.keepers]
     size_bytes, most = max(kept, key=lambda pair: pair[0], default=(0, None))
     if most is None or size_bytes < least * held_bytes:
         return []
@@ -302,13 +274,13 @@ def _of_items(data: DeviceData, memory: Memory, least: float) -> list[Suggestion
     return [Suggestion("", f"{sentence(text)}.")]
 
 
-def _of_models(memory: Memory) -> list[Suggestion]:
+def _of_models(facts: Facts) -> list[Suggestion]:
     """Return where to look if a list keeps models and optimizers, of several steps, of much memory.
 
     A list of the layers of one model is made at once.
     """
-    held_bytes = sum(each.size_bytes for each in memory.categories)
-    for each in memory.keepers:
+    held_bytes = sum(each.size_bytes for each in facts.categories)
+    for each in facts.keepers:
         owned = each.size_bytes - each.unknown_bytes - each.activation_bytes
         is_much = each.steps > 1 and owned >= _MUCH_OF_ITEMS * held_bytes
         if is_much and ITEM in outermost_name(each.name):
@@ -317,16 +289,16 @@ def _of_models(memory: Memory) -> list[Suggestion]:
     return []
 
 
-def _dropping(memory: Memory) -> list[Suggestion]:
+def _dropping(facts: Facts) -> list[Suggestion]:
     """Return how to drop what the program does not use any more."""
-    garbage, failed = memory.around.garbage_bytes, memory.around.exception_bytes
+    garbage, failed = facts.garbage_bytes, facts.exception_bytes
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
         how = "Try again outside of `except`, without the exception"
-        if 2 * bytes_of_keepers(memory.keepers, is_of_last_exception) > failed:
+        if 2 * bytes_of_keepers(facts.keepers, is_of_last_exception) > failed:
             how = "Run a cell that fails, such as `1/0`, then gc.collect(), to drop the exception"
         why = f"the functions that have failed keep {size(failed)} until it is dropped."
         found.append(Suggestion("", f"{how}: {why}"))

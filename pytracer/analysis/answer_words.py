@@ -1,7 +1,7 @@
 """The words of the answer about a device, from its explanation.
 
 `pytracer show`, the job's log, notebooks and the page render them. The sentences of a verdict are
-in `oom/verdicts.py`, those of leaks in `leaks/results.py`, and what to try is in `advice.py`.
+in `oom/reasons.py`, those of leaks in `leaks/results.py`, and what to try is in `advice.py`.
 """
 
 import shlex
@@ -24,7 +24,7 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
-from pytracer.analysis.oom import kinds as reasons
+from pytracer.analysis.oom import reasons
 from pytracer.analysis.stream_memory import idle_streams_text, main_site_text
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
@@ -211,14 +211,14 @@ def leak_lines(leaks: DeviceLeaks) -> list[Line]:
 
 def _peak(explanation: Explanation) -> Line:
     sample, moment = explanation.sample, explanation.held_at
-    bound = "" if sample.is_exact or explanation.is_sum else "at least "
+    bound = "" if sample.is_exact else "at least "
     text = f"{bound}{size(sample.allocated_bytes)}"
     text += " at the end" if moment == "end" else ""
     if sample.step is not None and explanation.has_steps:
         text += f" in step {sample.step}"
     if sample.phase:
         text += f", phase {sample.phase}"
-    if explanation.is_cpu or explanation.is_sum:
+    if explanation.is_cpu:
         return Line("peak", text)
     text += f"; reserved {size(sample.reserved_bytes)}"
     if explanation.limit_bytes is not None:
@@ -316,7 +316,7 @@ def _held(explanation: Explanation) -> Iterator[Line]:
     """Yield what the memory was for, and the lines that held most."""
     total = explanation.held_bytes
     text = f"{size(total)} {_MOMENTS[explanation.held_at]}"
-    if waiting := explanation.sample.active_bytes - explanation.sample.allocated_bytes:
+    if waiting := explanation.sample.waiting_bytes:
         text += f", of which {size(waiting)} are freed and wait for a stream"
     parts: list[tuple[int, str]] = []
     for one in explanation.categories:

@@ -122,7 +122,7 @@ class Blocks:
                 None: the end, of which no history is needed.
         """
         history = self.data.history
-        if not history.is_replayed and (entry is None or not history.is_known):
+        if not history.is_known:
             return _at_end(self.data)
         entry = len(self.data.trace) if entry is None else entry
         active = np.flatnonzero(history.blocks.are_active_at(entry))

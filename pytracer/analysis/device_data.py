@@ -9,7 +9,6 @@ from pytracer.analysis.block_categories import BlockCategories, block_categories
 from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
 from pytracer.analysis.stack_places import StackPlaces, stack_places
-from pytracer.analysis.usage_of_trace import sum_trace
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, DeviceMetadata, FileMetadata
 from pytracer.reading.snapshot import Column, Snapshot, Trace, has_events, used_devices
@@ -25,12 +24,10 @@ class DeviceData:
     snapshot: Snapshot
     device: int
     trace: Trace  # the device's events; none in the oldest files
-    # The usage over the trace. With a contradiction, the usage that the trace alone gives, as far
-    # as it gives one (see `sum_trace`). Unknown without events. In a file of one phase, no entry is
-    # exact.
+    # The usage over the trace. Unknown without events, and with a contradiction. In a file of one
+    # phase, no entry is exact.
     history: History
-    # Why the trace does not lead to the final state, and what is known nevertheless; None if it
-    # does.
+    # Why the trace does not lead to the final state; None if it does.
     contradiction: str | None
     boundaries: Boundaries
     metadata: DeviceMetadata
@@ -61,7 +58,7 @@ class DeviceData:
     @cached_property
     def block_categories(self) -> BlockCategories | None:
         """What each block of the history was for; None if the trace was not replayed."""
-        if not self.history.is_replayed:
+        if not self.history.is_known:
             return None
         return block_categories(self.snapshot, self.device, self.history)
 
@@ -82,14 +79,7 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
             if snapshot.metadata.only_phase is not None:
                 history = history.without_exact_entries()
         except ContradictionError as error:
-            contradiction, history = str(error), sum_trace(snapshot, device)
-            if history.is_known:
-                contradiction = (
-                    f"{snapshot.path}: the trace of device {device} does not lead to the final "
-                    f"state ({error.misfit}), so the usage before the end is the sum of the trace "
-                    "alone: memory that it does not allocate or free is left out, and reserved "
-                    "memory is unknown"
-                )
+            contradiction = str(error)
     return DeviceData(
         snapshot=snapshot,
         device=device,

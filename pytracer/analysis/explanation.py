@@ -4,10 +4,9 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytracer.analysis.advice import (
-    Memory,
     Suggestion,
     TrySettings,
     advise_after_oom,
@@ -29,13 +28,13 @@ from pytracer.analysis.holders import (
     releases_of,
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
+from pytracer.analysis.leaks.one_file import leaks_on_device, steady_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
-from pytracer.analysis.oom.kinds import LEAK, Surroundings, Verdict
+from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, verdicts
 from pytracer.analysis.oom.savings import fitting_input, recomputed_bytes
 from pytracer.analysis.oom.unfinished_pass import unfinished
-from pytracer.analysis.oom.verdicts import verdicts
 from pytracer.analysis.ooms import (
     OutOfMemory,
     is_of_failure,
@@ -89,7 +88,6 @@ class Explanation(BriefRepr):
         host: The growth of host memory, of which no recorded device has more than half; None if it
             does not grow, for further devices of a file, and after an out-of-memory error.
         killed: How the process ended, if it did not write the file itself; else None.
-        is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
         gaps: What the recording lacks, so that an earlier problem may be missing, as sentences.
@@ -131,7 +129,6 @@ class Explanation(BriefRepr):
     of_streams: StreamMemory | None
     host: HostGrowth | None
     killed: Killed | None
-    is_sum: bool
     limit_bytes: int | None
     why_unknown: str | None
     gaps: list[str]
@@ -191,63 +188,20 @@ def explain_device(
     ooms = out_of_memories(data) if ooms is None else ooms
     oom = ooms[-1] if ooms else None
     leaks = leaks_of(data) if oom is None or _is_survived(data, oom) else None
-    to_mend = leaks if leaks is not None and leaks.matters else None
     moment, entry, trials = "peak", history.peak, None
-    found: list[Verdict] = []
     if oom is not None:
-        moment, entry = "oom", oom.event + 1 if history.is_replayed else None
+        moment, entry = "oom", oom.event + 1 if history.is_known else None
         trials = None if try_settings is None else try_settings(data)
     held = held_at(data, entry)
-    keepers = keepers_of(held)
-    categories = categories_of(held) if has_categories(snapshot) else []
-    if oom is not None:
-        around = _surroundings(data, oom, held, categories, keepers)
-        found = verdicts(oom, around)
-        if any(verdict.kind == LEAK for verdict in found):
-            to_mend = around.leaks
-    holders = holders_of(held, TOP)
-    if oom is not None and oom.sample is not None:
-        sample = oom.sample
-    else:
+    sample = None if oom is None else oom.sample
+    if sample is None:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
-    reserved, of_streams, host, growth = None, None, None, None
-    if oom is None:
-        at = _most_reserved(data, sample)
-        reserved = None if at is None else sample_at(data, at)
-        of_streams = stream_memory(data, at or entry or 0) if history.is_replayed else None
-        host, growth = host_growth(data), _steady_growth(data)
-        suggestions = advise_at_peak(
-            data,
-            reserved or sample,
-            holders,
-            categories,
-            recomputed_bytes(held),
-            to_mend,
-            of_streams,
-            host,
-            growth,
-        )
-    else:
-        suggestions = advise_after_oom(
-            data,
-            found,
-            Memory(
-                oom,
-                holders,
-                keepers,
-                categories,
-                around,
-                avoidable(held),
-                recomputed_bytes(held),
-                fitting_input(data, oom, around.earlier),
-            ),
-            trials,
-            to_mend,
-        )
+    at = _most_reserved(data, sample) if oom is None else None
+    has_streams = oom is None and history.is_known
     fitting = None
     if trials is not None and all(trial.is_exact for trial in trials):
         fitting = [trial.name for trial in trials if trial.fits]
-    return Explanation(
+    found = Explanation(
         path=snapshot.path,
         device=data.device,
         name=snapshot.device_name(data.device),
@@ -256,35 +210,54 @@ def explain_device(
         role=snapshot.metadata.role,
         oom=oom,
         ooms=len(ooms),
-        verdicts=found,
+        verdicts=[],
         held_at="end" if entry is None else moment,
         held_bytes=int(held["size_bytes"].sum()),
         held_before_bytes=held.bytes_where(held["alloc_event"] < ooms[-2].event)
         if len(ooms) > 1 and entry is not None
         else None,
-        holders=holders,
-        keepers=keepers,
+        holders=holders_of(held, TOP),
+        keepers=keepers_of(held),
         releases=releases_of(held),
-        categories=categories,
-        suggestions=suggestions,
+        categories=categories_of(held) if has_categories(snapshot) else [],
+        suggestions=[],
         sample=sample,
-        most_reserved=reserved,
-        of_streams=of_streams,
-        host=host,
+        most_reserved=None if at is None else sample_at(data, at),
+        of_streams=stream_memory(data, at or entry or 0) if has_streams else None,
+        host=host_growth(data) if oom is None else None,
         killed=snapshot.metadata.killed,
-        is_sum=oom is None and history.is_known and not history.is_replayed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
         gaps=list(_gaps(data)),
         is_cpu=data.is_cpu,
         has_steps=data.has_marked_steps,
-        steps=alike_steps(steps(data)) if history.is_replayed else [],
+        steps=alike_steps(steps(data)) if history.is_known else [],
         modules=_modules(held),
         leaks=leaks,
-        growth=growth,
+        growth=steady_growth(data) if oom is None else None,
         fitting_settings=fitting,
         unsearched=_unsearched(snapshot, leaks),
     )
+    to_mend = leaks if found.has_leak else None
+    if oom is None:
+        suggestions = advise_at_peak(
+            data,
+            found.most_reserved or sample,
+            found.holders,
+            found.categories,
+            recomputed_bytes(held),
+            to_mend,
+            found.of_streams,
+            found.host,
+            found.growth,
+        )
+        return replace(found, suggestions=suggestions)
+    facts = _facts(oom, held, found)
+    reasons = verdicts(facts)
+    if any(verdict.kind == LEAK for verdict in reasons):
+        to_mend = facts.leaks
+    advice = advise_after_oom(data, reasons, facts, trials, to_mend)
+    return replace(found, verdicts=reasons, suggestions=advice)
 
 
 def _unsearched(snapshot: Snapshot, leaks: DeviceLeaks | None) -> int:
@@ -296,7 +269,7 @@ def _unsearched(snapshot: Snapshot, leaks: DeviceLeaks | None) -> int:
 
 def _most_reserved(data: DeviceData, peak: UsageSample) -> int | None:
     """Return the entry with most reserved bytes; None if they are hardly more than at the peak."""
-    if not data.history.is_replayed or data.is_cpu:
+    if not data.history.is_known or data.is_cpu:
         return None
     reserved = data.history.usage.reserved_bytes
     entry = int(reserved.argmax())
@@ -309,7 +282,7 @@ def _limit(data: DeviceData) -> int | None:
 
     The memory of other processes changes it. If more was reserved at some time, it did change.
     """
-    if not data.history.is_replayed:
+    if not data.history.is_known:
         return None
     limit = limit_bytes_of(data.snapshot, data.device, data.history)
     most = int(data.history.usage.reserved_bytes.max())
@@ -339,47 +312,49 @@ def _gaps(data: DeviceData) -> Iterator[str]:
 def _why_unknown(data: DeviceData) -> str | None:
     if (phase := data.snapshot.metadata.only_phase) is not None:
         return f"the file has the events of phase {phase!r} only"
-    if not data.history.is_replayed:
+    if not data.history.is_known:
         return data.contradiction or "the file has no events"
     return None
 
 
 def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     """Return the search for memory that is kept from step to step; None for a few steps."""
-    if not data.history.is_replayed or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
+    if not data.history.is_known or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
         return None
-    return _leaks(data)
+    return leaks_on_device(data)
 
 
-def _surroundings(
-    data: DeviceData,
-    oom: OutOfMemory,
-    held: Blocks,
-    categories: list[CategoryUsage],
-    keepers: list[Keeper],
-) -> Surroundings:
-    why, is_failed = _why_unknown(data), is_of_failure(data)
+def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
+    data, sizes = held.data, {usage.category: usage.size_bytes for usage in found.categories}
+    why, is_failed = found.why_unknown, is_of_failure(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
-    sizes = {usage.category: usage.size_bytes for usage in categories}
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
-    return Surroundings(
+    earlier = earlier_requests(data, oom.event) if why is None else None
+    return Facts(
+        oom=oom,
         is_cpu=data.is_cpu is True,
         expands=expands(data),
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
-        leaks=_leaks(data) if may_leak else None,
-        garbage_bytes=bytes_of_keepers(keepers, is_garbage),
-        exception_bytes=bytes_of_keepers(keepers, is_failed),
+        leaks=leaks_on_device(data) if may_leak else None,
+        garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
+        exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         fits_without_garbage=_would_fit_without(oom, held, is_garbage),
         fits_without_exception=_would_fit_without(oom, held, is_failed),
-        earlier=earlier_requests(data, oom.event) if why is None else None,
+        earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
-        progress=unfinished(data, oom, categories) if why is None else None,
+        progress=unfinished(data, oom, found.categories) if why is None else None,
         of_streams=idle_streams(data, oom.event + 1) if why is None else None,
         is_first_backward=not has_step
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),
         has_step=has_step,
+        holders=found.holders,
+        keepers=found.keepers,
+        categories=found.categories,
+        avoidable=avoidable(held),
+        recomputed_bytes=recomputed_bytes(held),
+        fitting_input=fitting_input(data, oom, earlier),
     )
 
 
@@ -403,17 +378,3 @@ def _would_fit_without(
 def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:
     """Return whether steps came after an out-of-memory error."""
     return bool(data.boundaries) and oom.event < data.boundaries[-1][1]
-
-
-def _leaks(data: DeviceData) -> DeviceLeaks:
-    from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
-
-    return leaks_on_device(data)
-
-
-def _steady_growth(data: DeviceData) -> Growth | None:
-    if data.has_marked_steps or not data.history.is_replayed:
-        return None
-    from pytracer.analysis.leaks.steady_growth import steady_growth  # as above
-
-    return steady_growth(data)

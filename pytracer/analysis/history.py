@@ -21,15 +21,7 @@ Blocks = TypeVar("Blocks", bound="Lifetimes")
 
 
 class ContradictionError(PytracerError):
-    """The trace does not lead to the final state: the file lacks events that changed it.
-
-    Attributes:
-        misfit: The event, or the part of the state, that does not fit, and why.
-    """
-
-    def __init__(self, message: str, misfit: str) -> None:
-        super().__init__(message)
-        self.misfit = misfit
+    """The trace does not lead to the final state: the file lacks events that changed it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,21 +100,17 @@ class History(BriefRepr):
         exact_from: The first entry of `usage` from which all columns are exact. Before it some
             blocks have an unknown size (see `replay`): `requested_bytes`, `reserved_bytes` and
             `segments` are exact nevertheless; the other columns assume the smallest possible sizes.
-        uncertain_bytes: int64, for each entry before `exact_from` how many more bytes may have been
-            allocated or active, and how many fewer may have been free. 0: the entry is exact.
-        is_replayed: Whether the trace leads to the final state, so that `reserved_bytes` and free
-            memory are known. Else the history is the sum of the trace alone, or unknown.
+        most_before_bytes: The most bytes that can have been allocated before `exact_from`.
     """
 
     usage: Usage
     blocks: Lifetimes
     exact_from: int
-    uncertain_bytes: Column
-    is_replayed: bool = True
+    most_before_bytes: int = 0
 
     @property
     def is_known(self) -> bool:
-        """Whether there is any entry: the usage before the end is known."""
+        """Whether the usage before the end is known: the trace leads to the final state."""
         return len(self.usage.allocated_bytes) > 0
 
     @property
@@ -130,24 +118,10 @@ class History(BriefRepr):
         """The first entry with the most allocated bytes; None if the history is unknown."""
         return int(self.usage.allocated_bytes.argmax()) if self.is_known else None
 
-    def most_allocated(self) -> Column:
-        """Return the largest possible `allocated_bytes` at each entry: int64."""
-        if len(self.uncertain_bytes) == 0:
-            return self.usage.allocated_bytes
-        most: Column = self.usage.allocated_bytes.copy()
-        most[: len(self.uncertain_bytes)] += self.uncertain_bytes
-        return most
-
     @property
     def has_bounds(self) -> bool:
         """Whether entries before `exact_from` are bounds; see `without_exact_entries`."""
         return self.exact_from < len(self.usage.allocated_bytes)
-
-    def uncertain_at(self, entry: int) -> int | None:
-        """Return how many more bytes may have been allocated at an entry; None without bounds."""
-        if not self.has_bounds:
-            return None
-        return int(self.uncertain_bytes[entry]) if entry < len(self.uncertain_bytes) else 0
 
     def without_exact_entries(self) -> "History":
         """Return the history of a file of one phase, in which no entry is exact and none a bound.
@@ -162,7 +136,7 @@ def unknown_history() -> History:
     nothing = np.zeros(0, np.int64)
     usage = Usage(*[nothing] * len(fields(Usage)))
     blocks = Lifetimes(*[nothing] * len(fields(Lifetimes)))
-    return History(usage, blocks, 0, nothing, is_replayed=False)
+    return History(usage, blocks, 0)
 
 
 def totals(begin: Column, end: Column, values: Column | int, entries: int) -> Column:
@@ -253,44 +227,25 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
             f"{snapshot.path}: the trace of device {device} does not lead to the final state "
             f"({error}), so the usage over time is unknown. Files that lack events (files of one "
             "phase, and of torch's recorder with skip_actions) cannot be replayed; otherwise take "
-            "the snapshot again",
-            str(error),
+            "the snapshot again"
         ) from None
     lifetimes = _lifetimes(snapshot, device, trace, blocks, lives)
-    return History(
-        Usage(*map(compress_constant, usage)),
-        lifetimes,
-        exact_from,
-        _uncertain(Usage(*usage), lifetimes, exact_from, rules),
-    )
+    most = _most_before(Usage(*usage), lifetimes, exact_from, rules)
+    return History(Usage(*map(compress_constant, usage)), lifetimes, exact_from, most)
 
 
-def _uncertain(usage: Usage, blocks: Lifetimes, exact_from: int, rules: dict[str, Any]) -> Column:
-    """Return `History.uncertain_bytes`.
+def _most_before(usage: Usage, blocks: Lifetimes, end: int, rules: dict[str, Any]) -> int:
+    """Return the most bytes that can have been allocated at the entries before `end`.
 
     The allocator leaves up to 1 MiB unsplit behind a block, unless the block has `max_split_bytes`
-    or more, or follows rules that are not in the file: then the bound is the reserved memory. A
-    block that is older than the trace ends at the latest where the next such block begins.
+    or more, or follows rules that are not in the file: then all reserved memory may be allocated.
     """
-    found = np.flatnonzero(~blocks.is_sized)
-    begin, end = blocks.alloc_event[found] + 1, blocks.free_event[found] + 1  # entries
-    size, address = blocks.size_bytes[found], blocks.address[found]
-    is_older = begin == 0
-    older = np.append(np.sort(blocks.address[blocks.alloc_event < 0]), np.iinfo(np.int64).max)
-    gap = older[np.searchsorted(older, address, "right")] - (address + size)
-    excess = np.where(is_older, np.minimum(gap, SMALL_BYTES), SMALL_BYTES)
-    is_bounded = (size < min(rules["max_split_bytes"], 2**62)) & (
-        rules["are_known"] and rules["is_padding_known"]
-    )
-    is_bounded |= is_older & (gap <= SMALL_BYTES)
-
-    free = usage.reserved_bytes[:exact_from] - usage.active_bytes[:exact_from]
-    begins, ends = begin[is_bounded], end[is_bounded]
-    uncertain: Column = np.minimum(totals(begins, ends, excess[is_bounded], exact_from), free)
-    if not is_bounded.all():
-        unbounded = totals(begin[~is_bounded], end[~is_bounded], 1, exact_from)
-        uncertain = np.where(unbounded > 0, free, uncertain)
-    return uncertain
+    reserved, found = usage.reserved_bytes[:end], np.flatnonzero(~blocks.is_sized)
+    is_bounded = blocks.size_bytes[found] < min(rules["max_split_bytes"], 2**62)
+    is_bounded &= rules["are_known"] and rules["is_padding_known"]
+    excess = np.where(is_bounded, SMALL_BYTES, reserved.max(initial=0))
+    more = totals(blocks.alloc_event[found] + 1, blocks.free_event[found] + 1, excess, end)
+    return int(np.minimum(usage.allocated_bytes[:end] + more, reserved).max(initial=0))
 
 
 def _lifetimes(

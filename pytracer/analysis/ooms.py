@@ -125,7 +125,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
     events = np.flatnonzero(trace.action == OOM).tolist()
     if not events:
         return []
-    chains, is_known = data.chains, history.is_replayed
+    chains, is_known = data.chains, history.is_known
     limit, is_one_pool = _limit(data), _is_one_pool(data)
     record = snapshot.metadata.oom_of(device)
     tried = 0 if record is None else record.requested_bytes or 0
@@ -147,6 +147,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
         free_of = free_segments(data, event, event == at_end) if is_last_and_exact else None
         own = None if free_of is None else own_pool(trace, event, free_of)
         reserved = None if sample is None else sample.reserved_bytes
+        fits = partial(_fits, sample=sample if history.has_bounds else None)
         available = free
         if limit is not None and reserved is not None:
             available = min(free, max(limit - reserved, 0))
@@ -173,11 +174,9 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                     (part.largest for each, part in own.items() if each.stream == stream), default=0
                 ),
                 other_pool=None if free_of is None else other_pool(data, event, free_of),
-                fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
-                fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
-                fits_if_joined=None
-                if data.is_cpu
-                else _fits(requested - available, sample, "free_bytes"),
+                fits_in_largest_block=fits(requested, "largest_free_bytes"),
+                fits_in_free_blocks=fits(requested, "free_bytes"),
+                fits_if_joined=None if data.is_cpu else fits(requested - available, "free_bytes"),
                 is_one_pool=is_one_pool,
                 elsewhere_bytes=remainder(data.metadata.total_bytes, free, reserved),
                 call_site=chains.site(stack),
@@ -258,17 +257,14 @@ def _limit(data: DeviceData) -> int | None:
     return None
 
 
-def _fits(requested_bytes: int, sample: UsageSample | None, name: str) -> bool | None:
+def _fits(requested_bytes: int, name: str, sample: UsageSample | None) -> bool | None:
     """Return whether a request fits into `largest_free_bytes` or `free_bytes` of a sample.
 
-    If the sample is not exact, these are upper bounds, too large by up to `uncertain_bytes`.
+    If the sample is not exact, these are upper bounds.
     """
-    if sample is None or sample.uncertain_bytes is None:
-        return None
-    most: int = getattr(sample, name)
-    if requested_bytes > most:
-        return False
-    return True if requested_bytes <= most - sample.uncertain_bytes else None
+    if sample is None or requested_bytes > getattr(sample, name):
+        return None if sample is None else False
+    return True if sample.is_exact else None
 
 
 def count_retries(trace: Trace) -> int:

@@ -6,14 +6,13 @@ each page that is free. So the free memory of a segment, or of a page, with a bl
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, UNIT_BYTES
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
-from pytracer.analysis.history import unknown_history
 from pytracer.analysis.layout import Layout, Segment, largest_pieces, layout_at, layout_at_end
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.analysis.usage import final_sample, sample_at
@@ -107,13 +106,7 @@ def fragmentation(
     chosen = [device_data(snapshot, index) for index in chosen_devices(snapshot, device)]
     if not chosen:
         raise PytracerError(f"{snapshot.path}: {why_empty(snapshot.metadata)}")
-    # The sum of a trace alone has no segments: of such a file, only the end is known.
-    known = (
-        data if data.history.is_replayed else replace(data, history=unknown_history())
-        for data in chosen
-        if not data.is_cpu
-    )
-    found = at_moment(known, at, _of_device, note)
+    found = at_moment((data for data in chosen if not data.is_cpu), at, _of_device, note)
     if not found:
         raise PytracerError(f"{snapshot.path} has no accelerator, and the CPU has no segments")
     return found

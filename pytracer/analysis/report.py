@@ -84,8 +84,7 @@ class Lost:
         before_bytes: The bytes that had been requested and not freed before the first event.
         exact_from: The number of events after which all usage is exact. 0: all usage is exact. In
             a file of one phase (`DeviceReport.only_phase`) no usage over time is exact, and the
-            value is larger than the number of events. Before `exact_from`,
-            `UsageSample.uncertain_bytes` has the bounds. None without a history.
+            value is larger than the number of events. None without a history.
     """
 
     overwritten: int | None
@@ -144,16 +143,12 @@ class DeviceReport:
             All usage except `end` then lacks the allocations of other threads in other phases. So
             it may be too low. It may also be too high, if blocks of other phases still exist.
         contradiction: Why the trace does not lead to the final state; None if it does. With a
-            contradiction there is no history, but `end` and `counts` are valid, and
-            `peak_allocated` is that of the trace alone where the trace can be summed up.
+            contradiction there is no history, but `end` and `counts` are valid.
         lost: The data that the trace lacks.
         end: The usage when the snapshot was taken.
         peak_allocated: The first sample with the largest `allocated_bytes`; None without a history.
         is_peak_certain: Whether `peak_allocated` is certainly the peak, because usage before
             `lost.exact_from` cannot have been larger.
-        peak_most_bytes: The most bytes that the peak of `allocated_bytes` can have been. If the
-            peak is certain, this is the value in `peak_allocated`. None without a history, and in
-            a file of one phase.
         peak_reserved: The first sample with the largest `reserved_bytes`; None without a history.
         sites: The call sites that held memory at `peak_allocated`; without a history, those that
             held memory at the end.
@@ -183,7 +178,6 @@ class DeviceReport:
     end: UsageSample
     peak_allocated: UsageSample | None
     is_peak_certain: bool
-    peak_most_bytes: int | None
     peak_reserved: UsageSample | None
     sites: list[Site]
     sites_at_oom: list[Site] | None
@@ -268,15 +262,14 @@ def report_device(
     snapshot, device = data.snapshot, data.device
     trace, history, metadata, is_cpu = data.trace, data.history, data.metadata, data.is_cpu
     times = trace.time_us[trace.time_us != NO_TIME]
-    peak, fullest_sample, most = history.peak, None, None
+    peak, fullest_sample = history.peak, None
     peak_sample = None if peak is None else sample_at(data, peak)
-    if history.is_replayed:
-        most = int(history.most_allocated().max()) if history.has_bounds else None
+    if history.is_known:
         reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
         fullest_sample = sample_at(data, int(reserved.argmax()))
     ooms = out_of_memories(data)
     at_peak, at_end = held_at(data, peak), held_at(data, None)
-    replayed_peak = at_peak if history.is_replayed else None
+    known_peak = at_peak if history.is_known else None
     return DeviceReport(
         device=device,
         name=snapshot.device_name(device),
@@ -291,27 +284,28 @@ def report_device(
             unknown_frees=metadata.unknown_frees,
             live_dropped=metadata.live_dropped,
             labels_dropped=metadata.labels_dropped,
-            before_bytes=int(history.usage.requested_bytes[0]) if history.is_replayed else None,
-            exact_from=history.exact_from if history.is_replayed else None,
+            before_bytes=int(history.usage.requested_bytes[0]) if history.is_known else None,
+            exact_from=history.exact_from if history.is_known else None,
         ),
         end=final_sample(data),
         peak_allocated=peak_sample,
-        is_peak_certain=peak_sample is not None and peak_sample.allocated_bytes == most,
-        peak_most_bytes=most,
+        is_peak_certain=peak_sample is not None
+        and history.has_bounds
+        and peak_sample.allocated_bytes >= history.most_before_bytes,
         peak_reserved=fullest_sample,
         sites=sites_of(at_peak, top),
         sites_at_oom=sites_at(data, ooms[-1].event + 1, top)
-        if history.is_replayed and ooms and is_oom_snapshot(data)
+        if history.is_known and ooms and is_oom_snapshot(data)
         else None,
-        categories=categories(at_end, replayed_peak),
-        modules=modules(at_end, replayed_peak),
+        categories=categories(at_end, known_peak),
+        modules=modules(at_end, known_peak),
         counts=count_events(trace, is_cpu or device == snapshot.host_device),
         steps=steps(data),
         phases=phases(data, peak),
         ooms=ooms,
         explanation=explain_device(data, try_settings, ooms) if ooms else None,
         outside=_outside(metadata),
-        series=series(trace, history, points) if history.is_replayed else None,
+        series=series(trace, history, points) if history.is_known else None,
     )
 
 

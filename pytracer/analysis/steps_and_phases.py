@@ -1,6 +1,5 @@
 """The usage of each step and each phase of a training."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -33,10 +32,9 @@ class Step:
             `begin_bytes`.
         fragmentation_bytes: `reserved_bytes - allocated_bytes` at the peak.
         peak_reserved_bytes: The largest `reserved_bytes` in the step.
-        inexact: The names of the values above that are not exact. Such a value is a bound: an upper
-            bound of `fragmentation_bytes`, a lower bound of the others. In a file of one phase
-            these values are not even bounds.
-        bounds: For each name in `inexact` the other bound; {} in a file of one phase.
+        is_exact: Whether the values above are exact. Otherwise `fragmentation_bytes` is an upper
+            bound, `peak_reserved_bytes` is exact, and the others are lower bounds. In a file of one
+            phase, no value is exact, and none is a bound.
         allocations: The number of allocations.
         allocations_bytes: The sum of the requested bytes of the allocations.
         device_allocs: How often the allocator took memory from the device.
@@ -53,8 +51,7 @@ class Step:
     peak_event: int | None
     fragmentation_bytes: int | None
     peak_reserved_bytes: int | None
-    inexact: list[str]
-    bounds: dict[str, int]
+    is_exact: bool
     allocations: int
     allocations_bytes: int
     device_allocs: int
@@ -75,7 +72,7 @@ class Phase:
         fragmentation_bytes: `reserved_bytes - allocated_bytes` at the peak.
         peak_reserved_bytes: The largest `reserved_bytes` after an event of the phase.
         end_bytes: The bytes of blocks that were allocated in the phase and are active at the end.
-        inexact, bounds: As in `Step`.
+        is_exact: As in `Step`; `end_bytes` is always exact, and `at_peak_bytes` if the peak is.
         allocations: The number of allocations.
         allocations_bytes: The sum of the requested bytes of the allocations.
     """
@@ -87,8 +84,7 @@ class Phase:
     fragmentation_bytes: int | None
     peak_reserved_bytes: int | None
     end_bytes: int | None
-    inexact: list[str]
-    bounds: dict[str, int]
+    is_exact: bool
     allocations: int
     allocations_bytes: int
 
@@ -106,7 +102,6 @@ def steps(data: DeviceData) -> list[Step]:
     between = _between(trace, edges)
     # In pytracer's files the first step begins with the file, unless the ring overwrote events.
     begins = data.metadata.overwritten == 0
-    most = history.most_allocated()
     found = []
     for i, (first, end) in enumerate(pairwise(edges)):
         found.append(
@@ -115,68 +110,45 @@ def steps(data: DeviceData) -> list[Step]:
                 first_event=first,
                 end_event=end,
                 begins_in_trace=begins if i == 0 else True,
-                **_usage_of_step(history, most, first, end),
+                **_usage_of_step(history, first, end),
                 **{name: counts[i] for name, counts in between.items()},
             )
         )
     return found
 
 
-def _usage_of_step(history: History, most: Column, first: int, end: int) -> dict[str, Any]:
-    """Return the usage of a `Step`, from the entry `first` to `end` of the history.
-
-    `most` is the history's `most_allocated()`.
-    """
-    if not history.is_replayed:
-        return _no_usage(("begin_bytes", "end_bytes", *_PEAK))
+def _usage_of_step(history: History, first: int, end: int) -> dict[str, Any]:
+    """Return the usage of a `Step`, from the entry `first` to `end` of the history."""
+    if not history.is_known:
+        return dict.fromkeys(("begin_bytes", "end_bytes", *_PEAK)) | {"is_exact": False}
     allocated, reserved = history.usage.allocated_bytes, history.usage.reserved_bytes
     highest, highest_reserved = (
         first + int(column[first : end + 1].argmax()) for column in (allocated, reserved)
     )
-    ends = {"begin_bytes": first, "end_bytes": end}
-    values = {name: int(allocated[entry]) for name, entry in ends.items()}
-    bounds = {name: int(most[at]) if history.has_bounds else None for name, at in ends.items()}
-    peak = _peak(history, highest, highest_reserved, int(most[first : end + 1].max()))
     return {
-        **_with_bounds(values | peak[0], bounds | peak[1]),
+        "begin_bytes": int(allocated[first]),
+        "end_bytes": int(allocated[end]),
+        **_peak(history, highest, highest_reserved),
         "peak_event": None if highest == first else highest - 1,
+        "is_exact": first >= history.exact_from,
     }
 
 
-def _no_usage(names: Iterable[str]) -> dict[str, Any]:
-    return {**dict.fromkeys(names), "inexact": [], "bounds": {}}
-
-
-def _with_bounds(values: dict[str, int], bounds: dict[str, int | None]) -> dict[str, Any]:
-    """Return values with those that are not exact; None is no bound."""
-    found = {name: bound for name, bound in bounds.items() if bound != values[name]}
-    known = {name: bound for name, bound in found.items() if bound is not None}
-    return {**values, "inexact": list(found), "bounds": known}
-
-
-def _peak(
-    history: History, highest: int, highest_reserved: int, most_bytes: int
-) -> tuple[dict[str, int], dict[str, int | None]]:
-    """Return the values of a step or phase that describe its peak, and their bounds.
+def _peak(history: History, highest: int, highest_reserved: int) -> dict[str, int]:
+    """Return the values of a step or phase that describe its peak.
 
     Args:
         highest, highest_reserved: The entries with the largest `allocated_bytes` and
             `reserved_bytes`.
-        most_bytes: The largest `allocated_bytes` that is possible.
     """
     usage = history.usage
     allocated, reserved = int(usage.allocated_bytes[highest]), int(usage.reserved_bytes[highest])
-    values = {
+    return {
         "peak_bytes": allocated,
         "peak_event": highest - 1,
         "fragmentation_bytes": reserved - allocated,
         "peak_reserved_bytes": int(usage.reserved_bytes[highest_reserved]),
     }
-    if not history.has_bounds:
-        names = ("peak_bytes", "fragmentation_bytes", "peak_reserved_bytes")
-        return values, dict.fromkeys(names)
-    least = reserved - allocated - (history.uncertain_at(highest) or 0)
-    return values, {"peak_bytes": most_bytes, "fragmentation_bytes": least}
 
 
 def _between(trace: Trace, edges: list[int]) -> dict[str, Any]:
@@ -217,31 +189,22 @@ def phases(data: DeviceData, peak: int | None) -> list[Phase]:
     at_peak: dict[str | None, int] = {}
     at_end: dict[str | None, int] = {}
     own: dict[int | None, dict[str, Any]] = {}
-    more: int | None = 0
-    unsized: set[str | None] = set()
-    if history.is_replayed and peak is not None:
-        held = held_at(data, peak)
-        at_peak, unsized = _by_phase(held), {*_by_phase(held.where(~held["is_sized"]))}
-        at_end = _by_phase(held_at(data, None))
+    if history.is_known:
+        at_peak, at_end = _by_phase(held_at(data, peak)), _by_phase(held_at(data, None))
         own = _own_peaks(trace, runs, history)
-        more = history.uncertain_at(peak)
     names: list[int | None] = [*in_order]
     if None in at_peak or None in at_end:
         names.append(None)
+    unknown = dict.fromkeys(_PEAK) | {"is_exact": history.is_known and history.exact_from == 0}
     found = []
     for name in names:
         phase = None if name is None else strings[name]
-        usage = own.get(name) or _no_usage(_PEAK)
-        if more is None or (more and phase in unsized):
-            usage["inexact"].append("at_peak_bytes")
-        if more and phase in unsized:
-            usage["bounds"]["at_peak_bytes"] = at_peak[phase] + more
         found.append(
             Phase(
                 phase=phase,
-                at_peak_bytes=at_peak.get(phase, 0) if history.is_replayed else None,
-                end_bytes=at_end.get(phase, 0) if history.is_replayed else None,
-                **usage,
+                at_peak_bytes=at_peak.get(phase, 0) if history.is_known else None,
+                end_bytes=at_end.get(phase, 0) if history.is_known else None,
+                **own.get(name, unknown),
                 allocations=0 if name is None else int(allocations[name]),
                 allocations_bytes=0 if name is None else int(allocations_bytes[name]),
             )
@@ -262,15 +225,17 @@ def _runs(trace: Trace) -> Column:
 
 def _own_peaks(trace: Trace, runs: Column, history: History) -> dict[int | None, dict[str, Any]]:
     """Return the peak of each phase, after its own events."""
-    usage, most = history.usage, history.most_allocated()
-    allocated, reserved, highest_most = (
+    usage = history.usage
+    allocated, reserved = (
         _highest(trace, runs, column[1:])
-        for column in (usage.allocated_bytes, usage.reserved_bytes, most)
+        for column in (usage.allocated_bytes, usage.reserved_bytes)
     )
+    has_bounds = {*trace.user_metadata[: max(history.exact_from - 1, 0)].tolist()}
     found: dict[int | None, dict[str, Any]] = {}
     for phase, event in allocated.items():
-        most_bytes = int(most[highest_most[phase] + 1])
-        found[phase] = _with_bounds(*_peak(history, event + 1, reserved[phase] + 1, most_bytes))
+        peak = _peak(history, event + 1, reserved[phase] + 1)
+        is_highest = history.has_bounds and peak["peak_bytes"] >= history.most_before_bytes
+        found[phase] = peak | {"is_exact": is_highest or phase not in has_bounds}
     return found
 
 

@@ -149,7 +149,7 @@ def _check(item: pytest.Item, name: str, amount: str) -> Check | None:
 def _tests_own(snapshot: Snapshot, device: int) -> DeviceData | str:
     """Return the device with the history of the test's blocks only; a sentence if unknown."""
     data = device_data(snapshot, device)
-    if not data.history.is_replayed:
+    if not data.history.is_known:
         return data.contradiction or ""
     if snapshot.metadata.device(device).overwritten != 0:
         return f"the test has more events than the recording's {RING_ENTRIES:,}"

@@ -214,15 +214,15 @@ def _lost(report: Report, device: DeviceReport) -> Iterator[str]:
 
 
 def _uncertain(device: DeviceReport) -> Iterator[str]:
-    """Yield which usage is a range, and the bounds of the peak."""
-    exact_from, peak, most = device.lost.exact_from, device.peak_allocated, device.peak_most_bytes
-    if exact_from and peak is not None and most is not None:
-        bounds = f"between {size(peak.allocated_bytes)} and {size(most)}"
+    """Yield which usage has bounds only, and whether the peak has."""
+    exact_from, peak = device.lost.exact_from, device.peak_allocated
+    if exact_from and peak is not None and device.only_phase is None:
+        bound = f"at least {size(peak.allocated_bytes)}"
         yield (
             f"Up to event {exact_from - 1:,}, the exact sizes of some blocks are unknown, most of "
-            "them older than the file. Numbers that depend on these sizes are ranges; requested "
-            "and reserved bytes are exact. The peak is "
-            f"{'exact' if device.is_peak_certain else bounds}."
+            "them older than the file. Numbers that depend on these sizes are bounds (≥, ≤); "
+            "requested and reserved bytes are exact. The peak is "
+            f"{'exact' if device.is_peak_certain else bound}."
         )
 
 

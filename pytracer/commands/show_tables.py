@@ -24,7 +24,7 @@ from pytracer.commands.table import (
     new_table,
     transposed_table,
 )
-from pytracer.text import duration, number, printable, size, size_range, wrapped_text
+from pytracer.text import duration, number, printable, size, wrapped_text
 
 SHOWN_OOMS = 3
 
@@ -42,12 +42,9 @@ AMOUNTS = {
 
 AMOUNTS_OF_CPU = ("requested_bytes", "allocated_bytes")
 
-OF_BLOCKS = ("requested_bytes", "allocated_bytes", "active_bytes")
-"""The amounts that blocks alone have, without the segments that they are in."""
-
-# Samples have one bound and an uncertainty. The bound of these is the upper one, and the numbers in
-# _EXACT have no uncertainty.
 _UPPER = {"fragmentation_bytes", "inactive_split_bytes", "largest_free_bytes", "free_bytes"}
+"""The amounts of which a sample that is not exact has the upper bound."""
+
 _EXACT = {"requested_bytes", "reserved_bytes", "segments"}
 
 
@@ -55,37 +52,26 @@ def usage_text(device: DeviceReport, source: UsageSample | Step | Phase, name: s
     """Return a number of bytes as text.
 
     Returns:
-        The number; a range if only bounds are known; with "~" if even the bounds are unknown; "-"
-        if the number is unknown.
+        The number; behind "≥" or "≤" if it is a
+        bound, and "~" if it is not even that; "-" if the number is unknown.
     """
     count_bytes: int | None = getattr(source, name)
-    if count_bytes is None or (_is_sum(device, source) and name not in OF_BLOCKS):
+    if count_bytes is None:
         return "-"
-    if _is_guess(device, source, name):
-        return f"~ {size(count_bytes)}"
-    bound = _second_bound(source, name, count_bytes)
-    return size_range(*sorted((count_bytes, bound)))
+    is_exact, peak = source.is_exact, device.peak_allocated
+    if name == "at_peak_bytes" and peak is not None:
+        is_exact = peak.is_exact
+    return _mark(device, name, is_exact=is_exact) + size(count_bytes)
 
 
-def _is_sum(device: DeviceReport, source: UsageSample | Step | Phase) -> bool:
-    """Return whether the sample is of the sum of the trace alone, which has no segments."""
-    return device.contradiction is not None and source is device.peak_allocated
-
-
-def _is_guess(device: DeviceReport, source: UsageSample | Step | Phase, name: str) -> bool:
-    """Return whether the number lacks what other threads did, and may be too low or too high."""
-    is_exact = source.is_exact if isinstance(source, UsageSample) else name not in source.inexact
-    return not is_exact and (device.only_phase is not None or device.contradiction is not None)
-
-
-def _second_bound(source: UsageSample | Step | Phase, name: str, count_bytes: int) -> int:
-    """Return the second bound of a number that is a bound; an exact number is its own."""
-    if not isinstance(source, UsageSample):
-        return source.bounds.get(name, count_bytes)
+def _mark(device: DeviceReport, name: str, *, is_exact: bool) -> str:
+    if is_exact:
+        return ""
+    if device.only_phase is not None:
+        return "~ "
     if name in _EXACT:
-        return count_bytes
-    more = source.uncertain_bytes or 0
-    return max(count_bytes - more, 0) if name in _UPPER else count_bytes + more
+        return ""
+    return "≤ " if name in _UPPER else "≥ "
 
 
 def has_steps(device: DeviceReport) -> bool:
@@ -119,14 +105,10 @@ def usage_table(device: DeviceReport) -> Table:
         rows["Σ free² / (Σ free)²"] = lambda sample: (
             "-" if sample.free_concentration is None else f"{sample.free_concentration:.3f}"
         )
-        rows["segments"] = partial(_segments, device)
+        rows["segments"] = lambda sample: (
+            _mark(device, "segments", is_exact=sample.is_exact) + f"{sample.segments:,}"
+        )
     return transposed_table(columns, rows)
-
-
-def _segments(device: DeviceReport, sample: UsageSample) -> str:
-    if _is_sum(device, sample):
-        return "-"
-    return ("~ " if _is_guess(device, sample, "segments") else "") + f"{sample.segments:,}"
 
 
 def _since(device: DeviceReport, sample: UsageSample) -> str:
@@ -313,9 +295,7 @@ def _peak(device: DeviceReport) -> str:
     peak = device.peak_allocated
     if peak is None:
         return "-"
-    if device.peak_most_bytes is None:
-        return f"~ {size(peak.allocated_bytes)}"
-    return size_range(peak.allocated_bytes, device.peak_most_bytes)
+    return _mark(device, "", is_exact=device.is_peak_certain) + size(peak.allocated_bytes)
 
 
 def _is_lossy(report: Report, device: DeviceReport) -> str:

@@ -75,7 +75,6 @@ _CALLERS = Field(
 
 
 _AT_PEAK, _AT_END = "At the peak: ", "At the end: "
-_INEXACT = Field("text", "the columns that are bounds, joined by commas")
 
 
 def _bytes(meaning: str) -> Field:
@@ -133,7 +132,7 @@ TABLES = {
             **_of(UsageSample, "requested_bytes active_bytes", "peak_", _AT_PEAK),
             "reserved_at_peak_bytes": _bytes("the reserved bytes at the peak"),
             "fragmentation_at_peak_bytes": _bytes("reserved minus allocated bytes at the peak"),
-            **_of(DeviceReport, "peak_most_bytes is_peak_certain"),
+            **_of(DeviceReport, "is_peak_certain"),
             "peak_reserved_bytes": _bytes("the largest number of reserved bytes"),
             **_of(UsageSample, "allocated_bytes active_bytes requested_bytes", "end_", _AT_END),
             **_of(UsageSample, "reserved_bytes largest_free_bytes", "end_", _AT_END),
@@ -174,8 +173,7 @@ TABLES = {
             "number": Field("int64", "the step's number; null before the first known step"),
             **_of(Step, "begins_in_trace begin_bytes end_bytes peak_bytes fragmentation_bytes"),
             **_of(Step, "peak_reserved_bytes allocations allocations_bytes"),
-            **_of(Step, "device_allocs device_frees"),
-            "inexact": _INEXACT,
+            **_of(Step, "device_allocs device_frees is_exact"),
         },
     ),
     "phases": Table(
@@ -183,8 +181,7 @@ TABLES = {
         {
             **_DEVICE,
             **_of(Phase, "phase at_peak_bytes peak_bytes fragmentation_bytes"),
-            **_of(Phase, "peak_reserved_bytes end_bytes allocations allocations_bytes"),
-            "inexact": _INEXACT,
+            **_of(Phase, "peak_reserved_bytes end_bytes allocations allocations_bytes is_exact"),
         },
     ),
     "ooms": Table(

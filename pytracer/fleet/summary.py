@@ -151,8 +151,8 @@ def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
     moments: dict[str, int | None] = {"end": None}
     if history.is_known:
         moments["peak"] = history.peak
-    if report.ooms and history.is_replayed:
-        moments["oom"] = report.ooms[-1].event + 1
+        if report.ooms:
+            moments["oom"] = report.ooms[-1].event + 1
     for moment, entry in moments.items():
         found = held_at(data, entry).by_site("category", "phase")
         for total, parts in found[: schema.MOST_SITES]:
@@ -183,13 +183,13 @@ def _sum_row(moment: str, groups: list[Sum], total: Sum) -> Row:
 
 def _steps(report: DeviceReport) -> Iterable[Row]:
     for step in report.steps[-schema.MOST_STEPS :]:
-        yield vars(step) | {"number": step.step, "inexact": ",".join(step.inexact)}
+        yield vars(step) | {"number": step.step}
 
 
 def _phases(report: DeviceReport) -> Iterable[Row]:
     largest = sorted(report.phases, key=lambda phase: -(phase.peak_bytes or 0))
     for phase in largest[: schema.MOST_PHASES]:
-        yield vars(phase) | {"inexact": ",".join(phase.inexact)}
+        yield vars(phase)
 
 
 def _ooms(report: DeviceReport) -> Iterable[Row]:

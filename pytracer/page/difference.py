@@ -76,7 +76,7 @@ def _curves(before: DeviceData | None, after: DeviceData | None) -> Mapping[str,
     if before is None or after is None:
         return None
     histories = [before.history, after.history]
-    if not all(history.is_replayed and history.is_known for history in histories):
+    if not all(history.is_known for history in histories):
         return None
     begins = [_begins(device) for device in (before, after)]
     steps = sorted(begins[0].keys() & begins[1].keys())

@@ -100,7 +100,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
         "capacity_until": _capacity_until(part),
         "has_times": bool(np.any(trace.time_us[shown] != NO_TIME)),
         "exact_from": min(max(history.exact_from - part.first, 0), part.events + 1)
-        if history.is_replayed and part.events
+        if history.is_known and part.events
         else 0,
         "contradiction": None if part.has_history else tables.text(data.contradiction or ""),
         "first_event": part.first,
@@ -152,7 +152,7 @@ def capacity_bytes(data: DeviceData) -> int | None:
     """Return how much memory a device's allocator could reserve; None: unknown, or the CPU."""
     if data.is_cpu:
         return None
-    if data.history.is_replayed:
+    if data.history.is_known:
         return limit_bytes_of(data.snapshot, data.device, data.history)
     return data.metadata.total_bytes
 
@@ -165,7 +165,7 @@ def _capacity_until(part: Part) -> int | None:
     """
     data, limit = part.data, capacity_bytes(part.data)
     ooms = np.flatnonzero(data.trace.action == OOM)
-    if limit is None or not data.history.is_replayed or len(ooms) == 0:
+    if limit is None or not data.history.is_known or len(ooms) == 0:
         return None
     if int(data.history.usage.reserved_bytes.max()) <= limit:
         return None
@@ -254,7 +254,7 @@ def _marks(part: Part, action: Column, size_bytes: Column) -> list[dict[str, Any
     """Return the moments to point out, each by the event before it; -1: before the first event."""
     history = part.data.history
     marks: list[dict[str, Any]] = []
-    if history.is_replayed and part.events:
+    if history.is_known and part.events:
         allocated = history.usage.allocated_bytes[part.first :]
         peak = int(allocated.argmax())
         is_highest = allocated[peak] == history.usage.allocated_bytes.max()

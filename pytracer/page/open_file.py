@@ -75,13 +75,13 @@ def summarised(file: OpenFile) -> Summary:
         usage, history, end = data.history.usage, data.history, final_sample(data)
         # The sum of a trace says nothing about reserved memory.
         allocated = usage.allocated_bytes.max() if history.is_known else end.allocated_bytes
-        reserved = usage.reserved_bytes.max() if history.is_replayed else end.reserved_bytes
+        reserved = usage.reserved_bytes.max() if history.is_known else end.reserved_bytes
         figures = {
             "peak_bytes": int(allocated),
             "peak_reserved_bytes": int(reserved),
             "capacity_bytes": capacity_bytes(data),
         }
-        if history.is_replayed:
+        if history.is_known:
             curve = {name: _highest(getattr(usage, f"{name}_bytes")) for name in curve}
     return Summary(
         file=file.file,

@@ -48,7 +48,7 @@ class Part:
 
 def rows_of(data: DeviceData) -> int:
     """Return the number of a device's events, and of its blocks at the end without a history."""
-    blocks = () if data.history.is_replayed else data.snapshot.blocks_in_use(data.device)
+    blocks = () if data.history.is_known else data.snapshot.blocks_in_use(data.device)
     return len(data.trace) + len(blocks)
 
 
@@ -60,7 +60,7 @@ def parts_of(data: DeviceData, share: float) -> list[Part]:
     `share` of the `rows_of` the device are shown: the newest events, and the largest blocks.
     """
     most_events = math.ceil(share * len(data.trace))
-    if data.history.is_replayed:
+    if data.history.is_known:
         return [_with_history(data, most_events)]
     name = data.snapshot.device_name(data.device)
     if data.contradiction is None:
@@ -80,7 +80,7 @@ def _cut(data: DeviceData, name: str, first: int) -> list[str]:
         "with the state after them"
     )
     history, peak = data.history, data.history.peak
-    if history.is_replayed and peak is not None and peak < first:
+    if history.is_known and peak is not None and peak < first:
         peak_bytes = int(history.usage.allocated_bytes[peak])
         moment = f"after event {peak - 1:,}" if peak else "before the first event"
         text += f", and does not show the peak of {size(peak_bytes)} {moment}"

@@ -118,7 +118,7 @@ class DeviceMetadata:
     @cached_property
     def uses(self) -> list[TensorUse]:
         """What tensors on the device were used for, in the order of events."""
-        return list(_tensor_uses(self._uses))
+        return [*map(TensorUse._make, _rows(self._uses, _count, _address, _text))]
 
 
 @dataclass(frozen=True)
@@ -257,11 +257,10 @@ class FileMetadata:
     def source_lines(self) -> dict[tuple[str, int], str]:
         """The source of lines that the file has, by file and line."""
         return {
-            (filename, pair[0]): pair[1]
+            (filename, line): source
             for filename, pairs in _dict(self.as_written.get("source_lines")).items()
-            for pair in map(_list, _list(pairs))
-            if isinstance(filename, str) and len(pair) == 2
-            if _count(pair[0]) is not None and isinstance(pair[1], str)
+            for line, source in _rows(pairs, _count, _text)
+            if isinstance(filename, str)
         }
 
     def device(self, index: int) -> DeviceMetadata:
@@ -303,7 +302,7 @@ def file_metadata(written: dict[str, Any]) -> FileMetadata:
         devices=_devices(written.get("devices")),
         backends=tuple(_texts(backends)) if isinstance(backends, list) else None,
         settings=tuple(_texts([*_dict(written.get("settings")).values()])),
-        host_memory=tuple(_pairs(written.get("host_memory"), _number)),
+        host_memory=tuple(_rows(written.get("host_memory"), _count, _number)),
         kept_at_steps=tuple(_kept_memory(written.get("kept_at_steps"))),
         torch_folders=tuple(filter(None, _texts(written.get("torch_folders")))),
         given=_dict(written.get("metadata")),
@@ -318,39 +317,28 @@ def _devices(written: object) -> dict[int, DeviceMetadata]:
             found[index] = _typed(
                 DeviceMetadata,
                 entry,
-                steps=list(_pairs(entry.get("steps"), _count)),
+                steps=list(_rows(entry.get("steps"), _count, _count)),
                 statistics=_optional(Statistics, entry.get("statistics")),
                 _uses=entry.get("uses"),
             )
     return found
 
 
-def _pairs(written: object, second: Callable[[object], int | None]) -> Iterator[tuple[int, int]]:
-    for pair in map(_list, _list(written)):
-        if len(pair) == 2 and None not in (_count(pair[0]), second(pair[1])):
-            yield pair[0], pair[1]
+def _rows(written: object, *readers: Callable[[Any], object]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a list in which each reader accepts its value."""
+    for row in map(_list, _list(written)):
+        if len(row) == len(readers) and all(
+            read(value) is not None for read, value in zip(readers, row, strict=True)
+        ):
+            yield tuple(row)
 
 
 def _kept_memory(written: object) -> Iterator[KeptMemory]:
-    for row in map(_list, _list(written)):
-        if len(row) != 4:
-            continue
-        device, size_bytes, holder, path = row
-        is_size = type(size_bytes) is int and 0 < size_bytes < 2**63
-        if _count(device) is None or not is_size or not isinstance(holder, str):
-            continue
-        frames = [tuple(frame) for frame in map(_list, _list(path))]
-        if frames and all([*map(type, frame)] == [str, str, int] for frame in frames):
+    for device, size_bytes, holder, path in _rows(written, _count, _address, _text, _list):
+        frames = [tuple(frame) for frame in map(_list, path)]
+        is_valid = all([*map(type, frame)] == [str, str, int] for frame in frames)
+        if size_bytes and frames and is_valid:
             yield KeptMemory(device, size_bytes, holder, tuple(frames))
-
-
-def _tensor_uses(written: object) -> Iterator[TensorUse]:
-    for use in map(_list, _list(written)):
-        if len(use) == 3:
-            event, address, role = use
-            is_address = type(address) is int and 0 <= address < 2**63
-            if _count(event) is not None and is_address and isinstance(role, str):
-                yield TensorUse(event, address, role)
 
 
 def _typed(kind: Callable[..., T], written: object, **more: Any) -> T:
@@ -377,10 +365,18 @@ def _count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < 2**31 else None
 
 
+def _address(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 _READERS: Mapping[Any, Callable[[object], Any]] = {
     int | None: _number,
     float | None: lambda value: value if type(value) is float else None,
-    str | None: lambda value: value if isinstance(value, str) else None,
+    str | None: _text,
     bool | None: lambda value: value if type(value) is bool else None,
 }
 

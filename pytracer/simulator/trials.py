@@ -27,7 +27,7 @@ def try_settings(data: DeviceData) -> list[Trial] | None:
         The settings, the first to be advised first; None if there was no out-of-memory, or if
         settings cannot be judged (see `trials_of`).
     """
-    if not data.history.is_replayed or not np.any(data.trace.action == OOM):
+    if not data.history.is_known or not np.any(data.trace.action == OOM):
         return None
     try:
         return trials_of(extract_recording(data.snapshot, data.device, data.history))

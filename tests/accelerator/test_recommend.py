@@ -9,7 +9,7 @@ from amount import amount
 from commands import invoke
 
 from pytracer.analysis import explain
-from pytracer.analysis.oom.kinds import EXHAUSTED
+from pytracer.analysis.oom.reasons import EXHAUSTED
 from pytracer.reading import load
 from pytracer.recommendation import recommend
 from pytracer.simulator.trials import TRIED, try_settings

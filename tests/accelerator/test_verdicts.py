@@ -15,7 +15,7 @@ from pytracer.analysis import explain
 from pytracer.analysis.answer import Answer
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.explanation import Explanation
-from pytracer.analysis.oom.kinds import (
+from pytracer.analysis.oom.reasons import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,

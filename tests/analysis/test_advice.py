@@ -15,7 +15,7 @@ from pytracer import show
 from pytracer.analysis import explain
 from pytracer.analysis.allocator_rules import UNIT_BYTES
 from pytracer.analysis.holder_names import look_at
-from pytracer.analysis.oom.kinds import FRAGMENTED, LEAK
+from pytracer.analysis.oom.reasons import FRAGMENTED, LEAK
 from pytracer.reading import load
 from pytracer.recommendation import recommend
 from pytracer.simulator.trials import try_settings

@@ -237,7 +237,7 @@ def _sizes_of_distributed(wrap: Any) -> dict[tuple[str, str], Counter[int]]:
         data = device_data(load(pickle.dumps(tracer.snapshot(), protocol=4)), 0)
     found, history = data.block_categories, data.history
     assert found is not None
-    assert history.is_replayed
+    assert history.is_known
     sizes: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for kind, size in zip(
         found.kind.tolist(), history.blocks.requested_bytes.tolist(), strict=True

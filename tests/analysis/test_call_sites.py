@@ -68,7 +68,7 @@ def test_sites_add_up_to_the_level() -> None:
     snapshot = model.snapshot()
     data = device_data(snapshot, 1)
     history = data.history
-    assert history.is_replayed
+    assert history.is_known
     # WHEN they are summed up, THEN the sums are the allocator's levels
     sites = sites_at(data, 7)
     active, pending = (sum(s.size_bytes for s in sites), sum(s.pending_bytes for s in sites))

@@ -9,7 +9,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis import explain
 from pytracer.analysis.answer import Answer, Line, log_lines, text_lines
 from pytracer.analysis.answer_words import answer_of
-from pytracer.analysis.oom.kinds import FREED
+from pytracer.analysis.oom.reasons import FREED
 from pytracer.text import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -35,7 +35,7 @@ def replayed_devices(path: Path) -> Iterator[DeviceData]:
     snapshot = load(path)
     for device, trace in enumerate(snapshot.traces):
         data = device_data(snapshot, device)
-        if not data.is_cpu and has_events(trace) and data.history.is_replayed:
+        if not data.is_cpu and has_events(trace) and data.history.is_known:
             yield data
 
 
@@ -183,7 +183,7 @@ def test_several_files(tmp_path: Path) -> None:
 
 def test_moments() -> None:
     data = device_data(load(CUDA), 0)
-    assert data.history.is_replayed
+    assert data.history.is_known
     oom, peak, end = (moment_of(data, name) for name in ("oom", "peak", "end"))
     assert oom == moment_of(data, None)
     assert oom.event is not None
@@ -211,7 +211,7 @@ def test_a_page_that_was_mapped_between_others() -> None:
         for at in (0, 2, 1)
     ]
     data = device_data(load(content(whole, events=events)), 0)
-    assert data.history.is_replayed
+    assert data.history.is_known
     # WHEN the layout before that is made
     layout = layout_at(data.snapshot, 0, data.history, 2)
     # THEN it has a piece on each side

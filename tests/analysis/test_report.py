@@ -34,7 +34,6 @@ def test_the_levels() -> None:
         step=4,
         phase="update",
         is_exact=True,
-        uncertain_bytes=0,
         requested_bytes=1500,
         allocated_bytes=1536,
         active_bytes=1536,
@@ -58,7 +57,6 @@ def test_the_levels() -> None:
         step=5,
         phase="",
         is_exact=True,
-        uncertain_bytes=0,
         requested_bytes=1000,
         allocated_bytes=1024,
         active_bytes=1024,
@@ -130,7 +128,7 @@ def test_a_file_of_one_phase() -> None:
     assert (device.peak_allocated.is_exact, device.end.is_exact) == (False, True)
     assert device.peak_allocated.allocated_bytes == 1536
     assert device.peak_allocated.free_concentration is None
-    assert all("peak_reserved_bytes" in step.inexact for step in device.steps)
+    assert not any(step.is_exact for step in device.steps)
     # AND other files have no such phase
     assert only_device(cuda_content()).only_phase is None
 
@@ -154,7 +152,7 @@ def test_a_contradiction_leaves_the_end() -> None:
     (oom,) = device.ooms
     assert oom.sample is oom.fits_in_free_blocks is oom.free_in_segments_bytes is None
     assert oom.fits_in_largest_block is oom.fits_if_joined is oom.elsewhere_bytes is None
-    assert device.sites_at_oom is device.peak_most_bytes is None
+    assert device.sites_at_oom is None
 
 
 @pytest.mark.parametrize("trace", [[], [event("snapshot", 0, 0)]])
@@ -196,24 +194,21 @@ def test_a_ring_that_lost_its_first_events() -> None:
 
 
 def test_an_inexact_peak_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a history whose second level may be 1000 bytes higher
+    # GIVEN a history whose first levels may be up to as high as the peak
     snapshot = reference_reader.convert(cuda_content())
-    history = replace(inexact(replay(snapshot), 2), uncertain_bytes=np.array([0, 1000]))
-    monkeypatch.setattr(device_data, "replay", lambda *_: history)
+    found = [replace(inexact(replay(snapshot), 2), most_before_bytes=1536)]
+    monkeypatch.setattr(device_data, "replay", lambda *_: found[-1])
 
-    # WHEN it is reported, THEN the peak is certain, because it is higher than this level's bound
-    device = only_device(cuda_content())
-    assert (device.is_peak_certain, device.peak_most_bytes) == (True, 1536)
+    # WHEN it is reported, THEN the peak is certain
+    assert only_device(cuda_content()).is_peak_certain
     # AND a peak that is lower than the bound is uncertain
-    history.uncertain_bytes[1] = 2000
-    device = only_device(cuda_content())
-    assert (device.is_peak_certain, device.peak_most_bytes) == (False, 2000)
+    found.append(replace(found[0], most_before_bytes=1537))
+    assert not only_device(cuda_content()).is_peak_certain
 
     # AND samples of inexact levels say so, and have no quotients
     data = device_data.device_data(snapshot, 0)
     samples = [sample_at(data, level) for level in (0, 1, 2)]
-    assert [sample.is_exact for sample in samples] == [True, False, True]
-    assert [sample.uncertain_bytes for sample in samples] == [0, 2000, 0]
+    assert [sample.is_exact for sample in samples] == [False, False, True]
     assert [sample.free_concentration for sample in samples] == [None, None, 1]
 
 

@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import reference_reader
 from hypothesis import given
@@ -71,8 +70,7 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
             peak_event=None if highest == first else highest - 1,
             fragmentation_bytes=reserved[highest] - levels[highest],
             peak_reserved_bytes=max(reserved[first : end + 1]),
-            inexact=[],
-            bounds={},
+            is_exact=True,
             allocations=count["alloc"],
             allocations_bytes=sum(
                 event["size"] for event in trace[first:end] if event["action"] == "alloc"
@@ -126,8 +124,7 @@ def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) 
             else reserved[highest + 1] - levels[highest + 1],
             peak_reserved_bytes=max((reserved[i + 1] for i in events), default=None),
             end_bytes=in_the_end[phase.phase],
-            inexact=[],
-            bounds={},
+            is_exact=True,
             allocations=len(allocs),
             allocations_bytes=sum(trace[i]["size"] for i in allocs),
         )
@@ -154,8 +151,8 @@ def test_phases_without_a_history() -> None:
     model = run([("enter", 1, 0), ("alloc", 10, 0), ("enter", 2, 0), ("alloc", 5, 0)])
     # WHEN its phases are computed, THEN the bytes that they held are unknown, and the rest is known
     assert phases(data_of(model.snapshot(), unknown_history()), None) == [
-        Phase("rollout", None, None, None, None, None, None, [], {}, 1, 10),
-        Phase("update", None, None, None, None, None, None, [], {}, 1, 5),
+        Phase("rollout", None, None, None, None, None, None, False, 1, 10),
+        Phase("update", None, None, None, None, None, None, False, 1, 5),
     ]
 
 
@@ -168,58 +165,20 @@ def two_steps() -> tuple[Snapshot, History]:
     return snapshot, replay(snapshot, 1)
 
 
-def inexact_phases(snapshot: Snapshot, history: History, peak: int) -> dict[str | None, Any]:
-    found = phases(data_of(snapshot, history), peak)
-    return {phase.phase: (phase.inexact, phase.bounds) for phase in found}
+def exact_phases(snapshot: Snapshot, history: History) -> dict[str | None, bool]:
+    return {phase.phase: phase.is_exact for phase in phases(data_of(snapshot, history), 7)}
 
 
-def test_inexact_values_of_steps_and_phases_are_listed() -> None:
-    # GIVEN a history whose first levels may be 20 bytes higher
+def test_steps_and_phases_of_which_only_bounds_are_known() -> None:
+    # GIVEN a history whose first levels may be higher
     snapshot, history = two_steps()
-    history = replace(history, exact_from=2, uncertain_bytes=np.array([20, 20]))
-
-    # WHEN steps are computed, THEN the step of these levels lists its inexact values
-    first, second = steps(data_of(snapshot, history))
-    assert first.inexact == ["begin_bytes", "peak_bytes"]
-    assert first.bounds == {"begin_bytes": 20, "peak_bytes": 20}
-    assert (second.inexact, second.bounds) == ([], {})
-    # AND a peak is exact if no inexact level can exceed it
-    history.uncertain_bytes[:] = 10
-    assert steps(data_of(snapshot, history))[0].inexact == ["begin_bytes"]
-
-    # AND phases list theirs; a level before the first event of a phase does not count
-    history.uncertain_bytes[:] = 1000
-    found = inexact_phases(snapshot, history, 1)
-    assert found == {"rollout": (["peak_bytes"], {"peak_bytes": 1000}), "update": ([], {})}
-    # AND the bytes held at the peak are inexact if the size of one of the blocks is
-    history.blocks.is_sized[0] = False
-    found = inexact_phases(snapshot, history, 2)
-    assert found["rollout"][0] == ["peak_bytes"]  # the level at the peak is exact
-    history.usage.active_bytes[1] = history.usage.allocated_bytes[1] = 10
-    history.blocks.alloc_event[0] = 0
-    found = inexact_phases(snapshot, history, 1)
-    assert found["rollout"][0] == ["peak_bytes", "fragmentation_bytes", "at_peak_bytes"]
-    assert found["rollout"][1]["at_peak_bytes"] == 1010
-
-
-def test_an_inexact_end_and_fragmentation() -> None:
-    # GIVEN a history that is exact from the middle of the second step
-    snapshot, history = two_steps()
-    history = replace(history, exact_from=6, uncertain_bytes=np.full(6, 3))
-    # WHEN steps are computed, THEN the first has only its reserved bytes exact, and the second's
-    # first level is inexact
-    first, second = steps(data_of(snapshot, history))
-    assert first.inexact == ["begin_bytes", "end_bytes", "peak_bytes", "fragmentation_bytes"]
-    assert first.bounds == {
-        **{"begin_bytes": 3, "end_bytes": 3},
-        **{"peak_bytes": 13, "fragmentation_bytes": -3},
-    }
-    assert second.inexact == ["begin_bytes"]
-    # AND the phase with its peak in the first step has an inexact peak
-    rollout, update = phases(data_of(snapshot, history), 7)[::-1]
-    assert rollout.phase == "rollout"
-    assert rollout.inexact == ["peak_bytes", "fragmentation_bytes"]
-    assert (update.phase, update.inexact) == ("update", [])
+    history = replace(history, exact_from=2, most_before_bytes=20)
+    # WHEN steps and phases are computed, THEN those of these levels are not exact
+    assert [step.is_exact for step in steps(data_of(snapshot, history))] == [False, True]
+    assert exact_phases(snapshot, history) == {"rollout": False, "update": True}
+    # AND a phase is exact if no such level can exceed its peak
+    history = replace(history, most_before_bytes=10)
+    assert exact_phases(snapshot, history) == {"rollout": True, "update": True}
 
 
 @pytest.mark.parametrize("window", [None, 3, {}, {"phase": None}, {"phase": ["rollout"]}])
@@ -235,18 +194,14 @@ def test_a_file_of_one_phase() -> None:
     content["pytracer"]["window"] = {"phase": "outer/rollout"}
     snapshot = reference_reader.convert(content)
     assert snapshot.metadata.only_phase == "outer/rollout"
-    # WHEN no level is taken as exact, THEN the uncertainty of a level is unknown
+    # WHEN no level is taken as exact, THEN no step and no phase is
     history = replay(snapshot, 1)
-    assert history.uncertain_at(2) == 0
+    assert history.has_bounds
     history = history.without_exact_entries()
-    assert history.uncertain_at(2) is None
-    # AND no level is exact, and none has a bound
+    assert not history.has_bounds
     (step,) = steps(data_of(snapshot, history, [(1, 0)]))
-    assert step.inexact == [
-        *("begin_bytes", "end_bytes"),
-        *("peak_bytes", "fragmentation_bytes", "peak_reserved_bytes"),
-    ]
-    assert step.bounds == {}
+    assert not step.is_exact
+    assert not any(exact_phases(snapshot, history).values())
 
 
 def profiler_content(*names: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.free_segments import FreePool
 from pytracer.analysis.layout import Layout, Segment, largest_pieces
-from pytracer.analysis.oom import verdicts as module
+from pytracer.analysis.oom import reasons as module
 from pytracer.analysis.oom.earlier_requests import EarlierRequests, earlier_requests
-from pytracer.analysis.oom.kinds import (
+from pytracer.analysis.oom.reasons import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
@@ -29,11 +29,11 @@ from pytracer.analysis.oom.kinds import (
     REPLACED,
     TOO_LARGE,
     UNKNOWN,
-    Surroundings,
+    USUAL_CONTEXT_BYTES,
+    Facts,
+    verdicts,
 )
-from pytracer.analysis.oom.outside_memory import USUAL_CONTEXT_BYTES
 from pytracer.analysis.oom.unfinished_pass import Unfinished
-from pytracer.analysis.oom.verdicts import verdicts
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 
@@ -41,11 +41,11 @@ MIB = 2**20
 GIB = 2**30
 
 
-def sample(**changes: int | None) -> UsageSample:
+def sample(**changes: int) -> UsageSample:
     """Return 10 GiB reserved, of which 7 GiB are in use and 3 GiB free, in blocks of 1 GiB."""
     values: dict[str, Any] = {
         **{"event": 9, "time_us": None, "step": None, "phase": "", "is_exact": True},
-        **{"uncertain_bytes": 0, "requested_bytes": 7 * GIB, "allocated_bytes": 7 * GIB},
+        **{"requested_bytes": 7 * GIB, "allocated_bytes": 7 * GIB},
         **{"active_bytes": 7 * GIB, "reserved_bytes": 10 * GIB, "fragmentation_bytes": 3 * GIB},
         **{"rounding_bytes": 0, "inactive_split_bytes": 3 * GIB, "largest_free_bytes": GIB},
         **{"free_concentration": 0.3, "segments": 10},
@@ -75,14 +75,14 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
     return OutOfMemory(**{**values, **changes})
 
 
-def full(requested: int, uncertain_bytes: int = 0, **changes: Any) -> OutOfMemory:
+def full(requested: int, *, is_exact: bool = True, **changes: Any) -> OutOfMemory:
     """Return a request next to 9.5 GiB in use, half a GiB free in a segment, and 1 GiB free."""
     used = {"requested_bytes": 19 * GIB // 2, "allocated_bytes": 19 * GIB // 2}
     free = {"device_free_bytes": GIB, "available_bytes": GIB, "own_pool_free_bytes": GIB // 2}
     return oom(
         requested,
         **free,
-        sample=sample(**used, active_bytes=19 * GIB // 2, uncertain_bytes=uncertain_bytes),
+        sample=sample(**used, active_bytes=19 * GIB // 2, is_exact=is_exact),
         **changes,
     )
 
@@ -102,11 +102,8 @@ def nearly_full(allocated: int) -> OutOfMemory:
     return oom(9 * GIB // 20, sample=sample(**sizes), own_pool_free_bytes=pieces, **free)
 
 
-AROUND = Surroundings(is_cpu=False, expands=False, outside_bytes=None, why_no_history=None)
-
-
-def kinds(failed: OutOfMemory, **around: Any) -> list[str]:
-    return [verdict.kind for verdict in verdicts(failed, replace(AROUND, **around))]
+def kinds(failed: OutOfMemory, **more: Any) -> list[str]:
+    return [verdict.kind for verdict in verdicts(Facts(failed, **more))]
 
 
 def earlier(**changes: int) -> EarlierRequests:
@@ -128,7 +125,7 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
 
 
 @pytest.mark.parametrize(
-    ("failed", "around", "expected"),
+    ("failed", "more", "expected"),
     [
         (oom(7 * GIB // 2), {}, [FRAGMENTED]),
         (oom(7 * GIB // 2 + 1), {}, [UNKNOWN]),  # less than half of the free memory is to spare
@@ -176,16 +173,16 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         # The state of the out-of-memory is not that of the file's end.
         (oom(4 * GIB, **LATER), {}, [UNKNOWN]),
         (oom(6 * GIB, **LATER), {}, [TOO_LARGE]),
-        # The ring lost its beginning: up to 1 GiB more may have been in use, and 1 GiB less.
-        (oom(6 * GIB, **LATER, sample=sample(uncertain_bytes=GIB)), {}, [UNKNOWN]),
+        # The ring lost its beginning: more may have been in use.
+        (oom(6 * GIB, **LATER, sample=sample(is_exact=False)), {}, [UNKNOWN]),
         # The program never had as much, and nearly all is allocated: 9.5 of 11 GiB, or 95 % with
         # the request.
         (full(5 * GIB // 4), {}, [FRAGMENTED]),
         (full(5 * GIB // 4, **GROWS), {}, [EXHAUSTED]),
         (full(3 * GIB // 2 + 1, **GROWS), {}, [EXHAUSTED]),
         (full(11 * GIB // 2 + 1, **GROWS), {}, [TOO_LARGE]),
-        (full(5 * GIB // 4, uncertain_bytes=900 * MIB, **GROWS), {}, [UNKNOWN]),
-        (full(5 * GIB // 4, 900 * MIB, **GROWS), {"has_step": True}, [FRAGMENTED]),
+        (full(5 * GIB // 4, is_exact=False, **GROWS), {}, [UNKNOWN]),
+        (full(5 * GIB // 4, is_exact=False, **GROWS), {"has_step": True}, [FRAGMENTED]),
         # More than ever, in the first step: a fifth of the 12 GiB has to be free in pieces.
         (oom(5 * GIB // 2, own_pool_free_bytes=12 * GIB // 5 + 1, **GROWS), {}, [FRAGMENTED]),
         (oom(5 * GIB // 2, own_pool_free_bytes=12 * GIB // 5, **GROWS), {}, [UNKNOWN]),
@@ -233,15 +230,15 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(5 * GIB), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
         # No usage at all.
         (oom(GIB, sample=None), {"why_no_history": "reason"}, [UNKNOWN]),
-        (oom(GIB, sample=sample(uncertain_bytes=None)), {}, [UNKNOWN]),
+        (oom(GIB), {"why_no_history": "the file is of one phase"}, [UNKNOWN]),
         # The CPU.
         (oom(3 * GIB), {"is_cpu": True}, [TOO_LARGE]),
         (oom(GIB), {"is_cpu": True}, [UNKNOWN]),
     ],
 )
-def test_the_kind(failed: OutOfMemory, around: dict[str, Any], expected: list[str]) -> None:
-    assert kinds(failed, **around) == expected
-    assert all(verdict.text.endswith(".") for verdict in verdicts(failed, AROUND))
+def test_the_kind(failed: OutOfMemory, more: dict[str, Any], expected: list[str]) -> None:
+    assert kinds(failed, **more) == expected
+    assert all(verdict.text.endswith(".") for verdict in verdicts(Facts(failed, **more)))
 
 
 # 2 GiB of the device are free, 3 in segments, and 2 by the leak.
@@ -269,7 +266,7 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     failed = oom(2 * GIB + missing, own_pool_free_bytes=0)
     progress = Unfinished("", more)
     # WHEN / THEN
-    (verdict,) = verdicts(failed, replace(AROUND, leaks=leaks, progress=progress))
+    (verdict,) = verdicts(Facts(failed, leaks=cast(Any, leaks), progress=progress))
     assert [verdict.kind] == expected
     assert (", kept by x of main(), 2 GiB in all." in verdict.text) == (expected == [LEAK])
     # AND on the CPU, an unknown limit may refuse what is free: then only the leak's memory counts

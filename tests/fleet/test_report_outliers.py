@@ -97,7 +97,7 @@ def test_a_peak_that_may_be_higher_is_not_called_low(tmp_path: Path) -> None:
     fleet = Fleet()
     for rank in range(16):
         if rank == 5:
-            fleet.add(rank, 1, 700, peak_most_bytes=1000 * MIB, is_peak_certain=False)
+            fleet.add(rank, 1, 700, is_peak_certain=False)
         else:
             fleet.add(rank, 1, 1000)
     assert outliers(fleet, tmp_path) == []

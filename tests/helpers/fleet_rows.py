@@ -43,7 +43,7 @@ class Fleet:
         self.rows["files"].append(file | changes)
         device = key | {"device": 0, "device_name": "cuda:0", "is_cpu": False}
         if peak is not None:
-            amounts = {"peak_allocated_bytes": peak * MIB, "peak_most_bytes": peak * MIB}
+            amounts = {"peak_allocated_bytes": peak * MIB, "is_peak_certain": True}
             self.rows["peaks"].append(device | amounts | {"leak_verdict": "unknown"} | changes)
         for site, amount in sites.items():
             place, _, name = site.partition(" ")

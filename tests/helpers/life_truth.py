@@ -218,7 +218,7 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
         data = device_data(snapshot, index)
         found, history = data.block_categories, data.history
         assert found is not None
-        assert history.is_replayed
+        assert history.is_known
         lives = history.blocks
         recorded = (lives.alloc_event >= 0) & (lives.requested_bytes >= SMALLEST)
         requested = lives.requested_bytes[recorded].tolist()

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("own_module_phases")
 def kinds_of(content: dict[str, Any]) -> Kinds:
     data = device_data(load(pickle.dumps(content, protocol=4)), 0)
     assert data.block_categories is not None
-    assert data.history.is_replayed
+    assert data.history.is_known
     found: Kinds = defaultdict(set)
     sizes = (data.history.blocks.requested_bytes // 4).tolist()
     for size, kind in zip(sizes, data.block_categories.kind.tolist(), strict=True):
@@ -249,7 +249,7 @@ def test_a_use_is_that_of_the_block_at_its_time(
     program.metadata = {"context": "all", "stack_depth": 5, "devices": [device]}
     found = device_data(program.snapshot(), 0)
     assert found.block_categories is not None
-    assert found.history.is_replayed
+    assert found.history.is_known
     sizes = found.history.blocks.requested_bytes.tolist()
     kinds = [found.block_categories.kinds[kind] for kind in found.block_categories.kind.tolist()]
     assert {size for size, kind in zip(sizes, kinds, strict=True) if kind == INPUT} == expected

@@ -52,7 +52,7 @@ def check_moment(
     data: DeviceData, file: dict[str, Any], device: dict[str, Any], entry: int
 ) -> None:
     """Compare what the page shows at an entry of the page with the analysis."""
-    assert data.history.is_replayed
+    assert data.history.is_known
     first = device["first_event"]
     there, usage = entry + first, data.history.usage
     shown = page_decoder.moment(device, entry)
@@ -126,7 +126,7 @@ def test_each_moment_of_a_file(path: Path, kept: int) -> None:
     # GIVEN a file of one of the recorders, of which the page keeps some events
     snapshot = load(path)
     for data, file, device in devices_of(snapshot, kept):
-        if not data.history.is_replayed:
+        if not data.history.is_known:
             continue
         events = device["events"]["count"]
         assert device["first_event"] == len(data.trace) - events
@@ -196,7 +196,7 @@ def test_the_page_is_smaller_than_the_snapshot(path: Path) -> None:
 def test_the_peak_and_the_out_of_memory_are_marked() -> None:
     path = next(path for path in GOLDEN if path.stem == "cuda-2.15.0")
     for data, _, device in devices_of(load(path)):
-        assert data.history.is_replayed
+        assert data.history.is_known
         marks = {mark["kind"]: mark["event"] for mark in device["marks"]}
         allocated = data.history.usage.allocated_bytes
         assert allocated[marks["peak"] + 1] == allocated.max()
@@ -209,7 +209,7 @@ def test_a_cut_says_what_is_missing_and_how_to_have_it() -> None:
     path = next(path for path in GOLDEN if path.stem == "snapshot-1.5-cpu")
     snapshot = load(path)
     history = open_file(snapshot).devices[0].history
-    assert history.is_replayed
+    assert history.is_known
     peak = int(history.usage.allocated_bytes.argmax())
     # WHEN a page keeps fewer events
     kept = len(snapshot.traces[0]) - peak - 1
@@ -404,7 +404,7 @@ def test_a_limit_that_was_exceeded_later_ends_at_the_out_of_memory() -> None:
     path = next(path for path in GOLDEN if path.stem == "cuda-2.15.0")
     opened = open_file(load(path))
     data = opened.devices[0]
-    assert data.history.is_replayed
+    assert data.history.is_known
     device = page_file(page_of(opened).html())["devices"][0]
     (oom,) = np.flatnonzero(data.trace.action == 8)
     reserved = data.history.usage.reserved_bytes

@@ -187,7 +187,7 @@ def test_tables_sort_filter_and_search(chromium: Any, tmp_path: Path) -> None:
         assert pairs == sorted(pairs)
         # A search by function, file and size
         history = open_file(snapshot).devices[0].history
-        assert history.is_replayed
+        assert history.is_known
         blocks = history.blocks
         for text, expected in (
             ("layer7", int((blocks.requested_bytes == 7000).sum())),
@@ -228,7 +228,7 @@ def test_a_table_of_many_rows_scrolls(chromium: Any, tmp_path: Path) -> None:
 def test_a_range_lists_what_was_not_released(chromium: Any, tmp_path: Path) -> None:
     snapshot = training()
     history = open_file(snapshot).devices[0].history
-    assert history.is_replayed
+    assert history.is_known
     blocks, events = history.blocks, len(snapshot.traces[0])
     with shown(chromium, tmp_path, page_of(open_file(snapshot))) as tab:
         # WHEN a range is dragged over the timeline

@@ -59,7 +59,7 @@ def check_model(tab: Tab, snapshot: Snapshot, rng: random.Random) -> None:
     opened = open_file(snapshot)
     devices = tab.run("() => window.pytracerModel.file.devices.map(device => device.name)")
     for data, explanation in zip(opened.devices, opened.file.devices, strict=True):
-        if not data.history.is_replayed:
+        if not data.history.is_known:
             continue
         index = devices.index(explanation.name)
         tab.run("device => window.pytracerSelection.update({device})", index)

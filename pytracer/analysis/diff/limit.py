@@ -183,10 +183,10 @@ def _amounts(report: DeviceReport) -> dict[str, _Range]:
     end = report.end.allocated_bytes
     peak, reserved = report.peak_allocated, report.peak_reserved
     is_complete = report.lost.overwritten == 0 and report.only_phase is None
-    least = end if peak is None or peak.uncertain_bytes is None else peak.allocated_bytes
-    most = report.peak_most_bytes if is_complete else None
+    least = end if peak is None or report.only_phase is not None else peak.allocated_bytes
+    is_certain = is_complete and report.is_peak_certain
     found = {
-        "peak allocated": _Range(least, math.inf if most is None else most),
+        "peak allocated": _Range(least, least if is_certain else math.inf),
         "allocated at the end": _Range(end, end),
     }
     if not report.is_cpu:

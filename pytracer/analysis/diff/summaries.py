@@ -80,7 +80,7 @@ def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
         phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in report.phases
     }
     peak, end = held_at(data, data.history.peak), held_at(data, None)
-    at_peak = _holders(peak, report, is_known=data.history.is_replayed)
+    at_peak = _holders(peak, report, is_known=data.history.is_known)
     at_end = _holders(end, report, is_known=True)
     return DeviceSummary(report, {**at_peak, "phases": phases}, at_end)
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from pytracer.analysis.leaks.growth import Lives, theil_sen
-from pytracer.analysis.leaks.observation import Observation
+from pytracer.analysis.leaks.growth import Lives, Observation, theil_sen
 from pytracer.reading.snapshot import Column
 
 LEAST_CYCLES = 4

@@ -13,6 +13,7 @@ from pytracer.analysis.leaks.doubts import LEAST_CYCLES, Doubts
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
     Lives,
+    Observation,
     Steadiness,
     is_level,
     largest_deviation,
@@ -21,7 +22,6 @@ from pytracer.analysis.leaks.growth import (
     steadiness,
     theil_sen,
 )
-from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order
 from pytracer.reading.snapshot import Column, Frame
 from pytracer.text import size

@@ -3,17 +3,24 @@
 A group of blocks is observed over consecutive slots: the complete steps of a file, time slices, or
 several files. A block that is alive at the end of the last slot is accused only if it has outlived
 what its group's own released blocks lived, and if such blocks were born steadily over the slots.
+
+A step of a large model has ten thousand allocations, so the ring has the events of a few steps. Of
+earlier steps, the blocks that are still there are searched: live blocks carry the step in which
+they were allocated, and those of a leak are of all steps.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from pytracer.analysis.call_sites import ProgramFiles, is_programs_frame
 from pytracer.analysis.history import totals
-from pytracer.reading.snapshot import Column
+from pytracer.analysis.holder_names import holder_names, main_holder
+from pytracer.reading.metadata import KeptMemory
+from pytracer.reading.snapshot import Column, Frame
 
 LEAST_SLOTS = 8  # the least number of slots from which a leak is concluded
 
@@ -54,6 +61,65 @@ class Lives:
         order = np.argsort(keys, kind="stable")
         edges = np.flatnonzero(np.diff(keys[order])) + 1
         return (self.of(chosen) for chosen in np.split(order, edges) if len(chosen))
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What was observed on one device."""
+
+    lives: Lives  # the blocks that outlived a slot
+    site: Column  # int64, for each stack a number that identifies its call site
+    # Returns the frames of a stack, from the call site outwards; () for an empty stack.
+    frames: Callable[[int], tuple[Frame, ...]]
+    files: ProgramFiles
+    # bool, whether a model or an optimizer has the block at the end. Gradients and states of an
+    # optimizer that are made late are no leak: the parameters bound them.
+    is_owned: Column
+    is_of_model: Column  # bool, whether the block is a parameter or a buffer at the end
+    # bool, whether cuBLAS has the block, which the end of a program does not free.
+    is_workspace: Column
+    slots: int
+    position: Column  # float64, the position of each slot: its step, or its time in seconds
+    has_steps: bool  # whether the slots are steps
+    begins_late: bool  # whether the steps before the first slot are missing
+    doubt: str  # why no growth can certainly be a leak; "" if one can
+    # The first step of which all releases are known; 0: they are of all slots. Of blocks that were
+    # released in an earlier step, nothing is.
+    events_from: int = 0
+    # int64, the requested bytes of all allocations in each slot; None if unknown.
+    volume_bytes: Column | None = None
+    # The blocks that were born after the last slot and are alive at the end of the file; None if
+    # there are none.
+    later: Lives | None = None
+    # bool, whether each of them is a parameter or a buffer.
+    later_is_of_model: Column = field(default_factory=lambda: np.zeros(0, bool))
+    # int64, the slot of the release and the size of each block that is older than the first slot,
+    # whose stack is unknown.
+    older_death: Column = field(default_factory=lambda: np.zeros(0, np.int64))
+    older_bytes: Column = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept_before: Sequence[KeptMemory] = ()  # what objects kept at an earlier step
+    strings: Sequence[str] = ("",)  # the texts by the numbers of `Lives.phase` and `Lives.holder`
+
+    def keeper_before(self, frames: Sequence[Frame]) -> tuple[str | None, int | None]:
+        """Return what kept most memory of a call site at an earlier step, and the bytes of it.
+
+        Args:
+            frames: The call site and its callers in the program, as of `Growth`.
+        """
+        rows = []
+        for row in self.kept_before:
+            site, *callers = (Frame(*frame) for frame in row.frames)
+            path = [site, *(each for each in callers if is_programs_frame(each, self.files))]
+            shared = min(len(path), len(frames))
+            if frames and path[:shared] == [*frames[:shared]]:
+                rows.append(row)
+        texts = [row.holder for row in rows]
+        sizes = np.array([row.size_bytes for row in rows], np.int64)
+        name = main_holder(texts, np.arange(len(rows)), sizes)
+        names, group = holder_names(texts, np.arange(len(rows)))
+        if name is None:
+            return None, None
+        return name, int(sizes[group == names.index(name)].sum())
 
 
 class Line(NamedTuple):

@@ -21,12 +21,7 @@ from pytracer.analysis.call_sites import (
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import bound_of, kept_by_text
 from pytracer.analysis.leaks.groups import leaks_of_survivors, search
-from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.observation import (
-    Observation,
-    edges_of_survivors,
-    slots_of_survivors,
-)
+from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives, Observation
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     Growth,
@@ -38,7 +33,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.life_rules import Rule
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.reading.snapshot import ALLOC, OOM, Column, Frame, Snapshot, Trace, has_events
-from pytracer.reading.steps import step_at
+from pytracer.reading.steps import step_at, steps_at
 from pytracer.text import size
 
 TIME_SLICES = 24  # the number of slices of a file without steps
@@ -48,6 +43,11 @@ _GREW = 1.25
 the first third."""
 
 _MOST_SLOTS = 2048  # of more steps, several consecutive ones are one slot
+
+_MOST_SURVIVED = 256  # far fewer than steps whose blocks are told apart (`Blocks.birth_step`)
+
+_LEAST_OF_PEAK = 0.5
+_LEAST_CHURN = 2  # so many times the growth was allocated: what only loads a model frees little
 
 NO_STEPS = "the file has no steps: call tracer.step() at the end of each step"
 
@@ -114,7 +114,7 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         return unknown(snapshot, device, "the file has no events of the device")
     if (phase := snapshot.metadata.only_phase) is not None:
         return unknown(snapshot, device, f"the file has only the events of phase {phase!r}")
-    if not history.is_replayed:
+    if not history.is_known:
         return unknown(snapshot, device, data.contradiction or "")
     slots = timeline(data)
     has_steps = slots.unit == "step"
@@ -155,6 +155,26 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         available_bytes=available_for(growths),
         oom_step=_oom_step(data, slots),
     ).with_growths(growths)
+
+
+def steady_growth(data: DeviceData) -> Growth | None:
+    """Return the line whose memory grew in nearly all parts of the recording, to half of the peak.
+
+    Without steps, nobody can tell whether it would go on. None: there is none, the file has steps
+    or no history, or too little else was allocated and freed meanwhile.
+    """
+    if data.has_marked_steps or not data.history.is_known:
+        return None
+    found = leaks_on_device(data)
+    if found.unit == "step" or not found.growths:
+        return None
+    growth = found.growths[0]
+    trace, usage = data.trace, data.history.usage
+    allocated = int(trace.size_bytes[trace.action == ALLOC].sum())
+    is_steady = growth.growths >= found.observed - 1
+    is_steady &= allocated >= _LEAST_CHURN * growth.held_bytes
+    is_much = growth.held_bytes >= _LEAST_OF_PEAK * int(usage.allocated_bytes.max())
+    return growth if is_steady and is_much else None
 
 
 def _peak_of_last_step(allocated: Column, slots: Timeline, per_step: float) -> int:
@@ -252,12 +272,46 @@ def _observe_survivors(data: DeviceData, slots: Timeline) -> Observation | None:
         return None
     stride = int(slots.position[1] - slots.position[0]) if slots.slots > 1 else 1
     first = int(slots.position[0]) + 1 - stride
-    edges = edges_of_survivors(data, first, int(slots.position[-1]))
+    edges = _edges_of_survivors(data, first, int(slots.position[-1]))
     if edges is None:
         return None
     position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
-    seen = _observed(data, *slots_of_survivors(data, edges), position)
+    seen = _observed(data, *_slots_of_survivors(data, edges), position)
     return replace(seen, events_from=first, volume_bytes=None)
+
+
+def _edges_of_survivors(data: DeviceData, first: int, last: int) -> Column | None:
+    """Return slots of equally many steps: the first one of each, and that after the last: int64.
+
+    Args:
+        first, last: The complete steps of which the file has all events.
+
+    Returns:
+        None if there are no earlier ones, or too few.
+    """
+    # Steps of a job that goes on do not begin at 1.
+    begun = data.snapshot.metadata.host_memory[0][0] if data.snapshot.metadata.host_memory else 1
+    births = data.history.blocks.birth_step
+    earliest = min(begun, int(births[births > 0].min(initial=first)))
+    steps = last + 1 - earliest
+    if earliest >= first or steps < LEAST_SLOTS:
+        return None
+    return np.linspace(earliest, last + 1, min(steps, _MOST_SURVIVED) + 1).astype(np.int64)
+
+
+def _slots_of_survivors(data: DeviceData, edges: Column) -> tuple[Column, Column]:
+    """Return the slots in which each block was allocated and released, as `Lives` has them."""
+    blocks, boundaries = data.history.blocks, data.boundaries
+    step_of = partial(steps_at, boundaries, before=boundaries[0][0] - 1)
+
+    def slot_of(step: Column) -> Column:
+        slot: Column = np.searchsorted(edges, step, "right") - 1
+        return slot
+
+    birth = np.where(blocks.alloc_event >= 0, step_of(blocks.alloc_event), blocks.birth_step)
+    is_left = blocks.free_requested_event >= len(data.trace)
+    death = np.where(is_left, edges[-1], step_of(blocks.free_requested_event))
+    return slot_of(birth), slot_of(death)
 
 
 def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -> Observation:

@@ -11,8 +11,7 @@ import numpy as np
 from pytracer.analysis.call_sites import ProgramFiles, call_sites, common_files, program_files
 from pytracer.analysis.device_data import chosen_devices, device_data, why_empty
 from pytracer.analysis.leaks.groups import search
-from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.observation import Observation
+from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives, Observation
 from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames, unknown
 from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict, in_order
 from pytracer.reading.files import parse_place

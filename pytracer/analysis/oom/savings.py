@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from pytracer.analysis.blocks import Blocks
-from pytracer.analysis.categories import CategoryUsage
+from pytracer.analysis.categories import CategoryUsage, Owner
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.oom.earlier_requests import EarlierRequests
 from pytracer.analysis.oom.unfinished_pass import Unfinished, layers_of
@@ -48,9 +48,18 @@ def lowering(
     """
     sizes = {usage.category: usage.size_bytes for usage in categories}
     least = max(_LEAST_PART * sum(sizes.values()), 1)
-    saved, of_batch = _of_checkpoints(categories), sum(sizes.get(one, 0) for one in OF_BATCH)
-    of_weights = _of_weights(categories)
-    of_batch -= of_weights
+    kept = _owners(categories, "activation")
+    # What checkpoints keep is there already.
+    regions = [owner for owner in kept if owner.name.startswith(_KEPT_BY_CHECKPOINTS)]
+    of_regions = sum(owner.size_bytes for owner in regions)
+    saved = sizes.get("activation", 0) - of_regions
+    # Weights of no model, which batches share.
+    of_weights = sum(
+        owner.size_bytes
+        for owner in kept
+        if owner.name in _WEIGHTS or owner.name.endswith(".weight")
+    )
+    of_batch = sum(sizes.get(one, 0) for one in OF_BATCH) - of_weights
     states = sizes.get("optimizer_state", 0) * 3 // 4
     part = None
     if progress is not None and progress.layers:
@@ -58,7 +67,13 @@ def lowering(
         if of_weights < least:
             of_batch = max(of_batch, progress.layers_bytes)
             part = _fitting_part(sizes, progress, total_bytes)
-    are_checkpointed = _are_layers_checkpointed(categories, progress)
+        are_checkpointed = 2 * of_regions > sizes.get("activation", 0)
+    else:
+        parameters = {each.name: each.size_bytes for each in _owners(categories, "parameter")}
+        layers = layers_of(parameters)
+        regions_of_layer = max((owner.count for owner in regions), default=0)
+        are_checkpointed = layers is not None and regions_of_layer >= layers[1]
+    # Then the rest of the activations is that of the embedding and of the loss.
     saved = 0 if are_checkpointed else max(saved - recomputed_bytes, 0)
     found = [
         (0 if part else of_batch // 2, "half the batch", ""),
@@ -96,7 +111,7 @@ def fitting_input(
     if earlier is None or earlier.ratio == 1 or not earlier.are_smaller(oom.requested_bytes):
         return None
     begins = [first for _, first in data.boundaries if first <= oom.event]
-    if not data.has_marked_steps or not data.history.is_replayed or len(begins) < 2:
+    if not data.has_marked_steps or not data.history.is_known or len(begins) < 2:
         return None
     allocated = data.history.usage.allocated_bytes
     kept_bytes = int(allocated[begins[-1]])
@@ -124,54 +139,8 @@ def recomputed_bytes(held: Blocks) -> int:
     return of_graphs.bytes_where(is_recomputed[of_graphs["stack"]] | is_unknown)
 
 
-def _are_layers_checkpointed(
-    categories: Sequence[CategoryUsage], progress: Unfinished | None
-) -> bool:
-    """Return whether all layers of the model are checkpointed already.
-
-    Then the rest of the activations is that of the embedding and of the loss.
-    """
-    activations = [usage for usage in categories if usage.category == "activation"]
-    regions = [
-        owner
-        for usage in activations
-        for owner in usage.owners
-        if owner.name.startswith(_KEPT_BY_CHECKPOINTS)
-    ]
-    if progress is not None and progress.layers:
-        total = sum(usage.size_bytes for usage in activations)
-        return 2 * sum(owner.size_bytes for owner in regions) > total
-    names = {
-        owner.name: owner.size_bytes
-        for usage in categories
-        if usage.category == "parameter"
-        for owner in usage.owners
-    }
-    layers = layers_of(names)
-    return layers is not None and max((each.count for each in regions), default=0) >= layers[1]
-
-
-def _of_checkpoints(categories: Sequence[CategoryUsage]) -> int:
-    """Return the bytes of activations, without what checkpoints keep: they are there already."""
-    return sum(
-        usage.size_bytes
-        - sum(
-            each.size_bytes for each in usage.owners if each.name.startswith(_KEPT_BY_CHECKPOINTS)
-        )
-        for usage in categories
-        if usage.category == "activation"
-    )
-
-
-def _of_weights(categories: Sequence[CategoryUsage]) -> int:
-    """Return the bytes of activations that are weights: those of no model, which batches share."""
-    return sum(
-        owner.size_bytes
-        for usage in categories
-        if usage.category == "activation"
-        for owner in usage.owners
-        if owner.name in _WEIGHTS or owner.name.endswith(".weight")
-    )
+def _owners(categories: Sequence[CategoryUsage], category: str) -> list[Owner]:
+    return [each for usage in categories if usage.category == category for each in usage.owners]
 
 
 def _fitting_part(sizes: dict[str, int], progress: Unfinished, total_bytes: int) -> str | None:

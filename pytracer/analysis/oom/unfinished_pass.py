@@ -51,7 +51,7 @@ def unfinished(
     Args:
         categories: What the memory was for; [] if that is unknown.
     """
-    if not data.history.is_replayed:
+    if not data.history.is_known:
         return None
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
     for usage in categories:

@@ -21,7 +21,7 @@ WITH few AS (
         any_value(r.rank) AS rank,
         any_value(r.source) AS source,
         any_value(r.peak_bytes) AS peak_bytes,
-        any_value(r.most_bytes) AS most_bytes,
+        any_value(r.is_certain) AS is_certain,
         median(others.peak_bytes) AS median_bytes,
         greatest(
             0.1 * median(others.peak_bytes),
@@ -41,9 +41,9 @@ WITH few AS (
     )
     UNION ALL BY NAME
     SELECT
-        * EXCLUDE (most_bytes, threshold_bytes),
-        peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes
-        AS is_outlier
+        * EXCLUDE (is_certain, threshold_bytes),
+        abs(peak_bytes - median_bytes) > threshold_bytes
+        AND (is_certain OR peak_bytes > median_bytes) AS is_outlier
     FROM few
 ), middle AS (
     SELECT

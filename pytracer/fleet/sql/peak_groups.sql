@@ -4,7 +4,7 @@
 -- ranks between two gaps of more than 2 % of the median, if these are at least four and a tenth of
 -- all. Each rank belongs to the group with the nearest peak.
 --
--- slot, step, process, rank, source, device_name, is_cpu, peak_bytes, most_bytes, reserved_bytes  as in
+-- slot, step, process, rank, source, device_name, is_cpu, peak_bytes, is_certain, reserved_bytes  as in
 --                 `rank_peaks`
 -- slot_ranks      the number of ranks in the slot
 -- slot_groups     the number of groups in the slot
@@ -67,8 +67,7 @@ WITH gaps AS (
 SELECT
     * EXCLUDE (floor_bytes, slots),
     outlier_threshold(mad_bytes, group_ranks, slots, floor_bytes) AS threshold_bytes,
-    group_ranks >= 8 AND (
-        peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes
-    ) AS is_outlier
+    group_ranks >= 8 AND abs(peak_bytes - median_bytes) > threshold_bytes
+    AND (is_certain OR peak_bytes > median_bytes) AS is_outlier
 FROM measured
 CROSS JOIN (SELECT count(DISTINCT slot) AS slots FROM rank_peaks);

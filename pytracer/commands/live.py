@@ -6,14 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from pytracer.boxes.live_boxes import LiveDevice, live_devices
 from pytracer.boxes.restoring import snapshot_of_live
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.table import Columns, make_table
+from pytracer.commands.table import Columns, echo, make_table
 from pytracer.errors import PytracerError
 from pytracer.text import printable
 
@@ -109,7 +108,7 @@ def command(
         json_output.write({"devices": devices})
     if once or json_output.is_only:
         if not json_output.is_only:
-            Console().print(make_table(watched.rows(devices), _COLUMNS))
+            echo([make_table(watched.rows(devices), _COLUMNS)])
         return
     with Live(_table(watched.rows(devices)), auto_refresh=False) as shown:
         while devices:

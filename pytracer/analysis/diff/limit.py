@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 from pytracer.analysis.diff.devices import kind_of, pair_devices
 from pytracer.analysis.diff.summaries import SnapshotSummary
-from pytracer.analysis.diff.texts import delta, share
+from pytracer.analysis.diff.texts import share
 from pytracer.analysis.report import DeviceReport
-from pytracer.text import number, parsed_size, size
+from pytracer.text import number, parsed_size, signed_size, size
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Compared(NamedTuple):
 
     def __str__(self) -> str:
         before, after = self.before.least, self.after.least
-        grown = f"{delta(self.growth_bytes)}{share(before, after)}"
+        grown = f"{signed_size(self.growth_bytes)}{share(before, after)}"
         return f"{self.where}: {self.amount} {size(before)} → {size(after)} ({grown})"
 
 

@@ -17,7 +17,7 @@ from pytracer.analysis.device_data import why_empty
 from pytracer.atomic_file import open_output
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
-from pytracer.errors import PytracerError
+from pytracer.errors import PytracerError, optional
 from pytracer.export import collapsed_stacks, parquet
 from pytracer.reading.files import SUFFIXES, find, without_suffix
 from pytracer.reading.reader import load
@@ -83,7 +83,7 @@ def command(
     if to == "parquet":
         if str(output) == "-" or os.path.isfile(output):
             raise click.UsageError(f"--output {output}: --to parquet writes files into a folder")
-        parquet.pyarrow()  # one error if it is missing, and not one for each file
+        optional("tables need", *parquet.PYARROW)  # one error, and not one for each file
     unsearched: list[PytracerError] = []
     files = find(paths, unsearched.append)
     names = dict(zip(files, unique_names(files), strict=True))

@@ -17,6 +17,7 @@ from pytracer import __version__
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.shared_options import source
 from pytracer.commands.table import Columns, make_table
+from pytracer.errors import optional
 from pytracer.fleet.dataset import MARK
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
@@ -123,10 +124,9 @@ def _dataset(path: str, folders: ExitStack) -> Path:
         return Path(path)
     from pytracer.commands.fleet_collect import collect_with_progress
     from pytracer.fleet.collection import LocalEngine
-    from pytracer.fleet.report import check_packages
+    from pytracer.fleet.report import WHO_NEEDS
 
-    check_packages("duckdb", "pyarrow")
-
+    optional(WHO_NEEDS, "duckdb", "pyarrow")
     dataset = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="pytracer-")))
     collected = collect_with_progress([path], dataset, LocalEngine())
     for error in collected.errors:

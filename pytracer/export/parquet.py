@@ -5,7 +5,6 @@ groups. Each group stores a distinct text (stack, name) once, so that no Python 
 an event.
 """
 
-import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +18,14 @@ from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.history import replay
 from pytracer.atomic_file import open_output
-from pytracer.errors import PytracerError
+from pytracer.errors import optional
 from pytracer.export.texts import frame_text, stack_texts
 from pytracer.reading.files import parse_place
 from pytracer.reading.snapshot import NO_TIME, Column, Snapshot, has_events
 
 ROWS = 1 << 17  # the number of rows in a row group
+
+PYARROW = ("pyarrow", "pyarrow.parquet")
 
 _USAGE = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
 _LIFE = ("alloc", "free_requested", "free")
@@ -56,22 +57,9 @@ def write_tables(snapshot: Snapshot, name: str, output: Path) -> list[str]:
     return tables.notes()
 
 
-def pyarrow(who_needs: str = "tables need") -> Any:
-    """Return the package, which is optional; `who_needs` it begins the error's text.
-
-    Raises:
-        PytracerError: It is not installed.
-    """
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise PytracerError(f"{who_needs} pyarrow ({error}): `pip install pyarrow`") from error
-
-
 class _Tables:
     def __init__(self, snapshot: Snapshot, name: str) -> None:
-        self._arrow = pyarrow()
+        self._arrow, _ = optional("tables need", *PYARROW)
         self._snapshot, self._name = snapshot, name
         self._place = parse_place(Path(snapshot.path))
         # The oldest files have no traces: the columns of their tables have no rows.

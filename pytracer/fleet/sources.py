@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import importlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pytracer.errors import PytracerError
+from pytracer.errors import PytracerError, optional
 from pytracer.reading.files import SUFFIXES, OnError, find, parse_place, run_folder
 from pytracer.reading.reader import usual_bytes
 
@@ -163,10 +162,7 @@ def _is_snapshot(name: str, folder: str) -> bool:
 
 
 def _fsspec(url: str) -> Any:
-    try:
-        return importlib.import_module("fsspec.core")
-    except ImportError as error:
-        raise PytracerError(f"{url} needs fsspec ({error}): `pip install fsspec`") from error
+    return optional(f"{url} needs", "fsspec.core")[0]
 
 
 def _url_of(url: str, path: str) -> str:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -99,26 +98,22 @@ def command(
     exported = [result for result in results if not isinstance(result, PytracerError)]
     if to == "collapsed":
         stacks: Counter[str] = Counter()
-        for each in exported:
-            stacks.update(each.stacks)
+        for _, of_file in exported:
+            stacks.update(of_file)
         with _opened(output) as file:
             file.writelines(line.encode() for line in collapsed_stacks.lines(stacks))
-    for note in (note for each in exported for note in each.notes):
+    for note in (note for notes, _ in exported for note in notes):
         click.echo(printable(note), err=True)
     if print_errors([*unsearched, *errors]):
         raise click.exceptions.Exit(1)
 
 
-@dataclass(frozen=True)
-class _Exported:
-    """What was exported of a file: its stacks, if they are asked for, and what it lacks."""
-
-    notes: list[str]
-    stacks: dict[str, int] = field(default_factory=dict)
+_Exported = tuple[list[str], dict[str, int]]
+"""What a file lacks, and its stacks, if they are asked for."""
 
 
 def _write_tables(path: Path, names: Mapping[Path, str], output: Path) -> _Exported:
-    return _Exported(parquet.write_tables(load(path), names[path], output))
+    return parquet.write_tables(load(path), names[path], output), {}
 
 
 def _collapse(
@@ -126,9 +121,8 @@ def _collapse(
 ) -> _Exported:
     snapshot = load(path)
     root = [roots[path]] if path in roots else []
-    stacks = collapsed_stacks.collapse_stacks(snapshot, at, root, by_category)
-    is_empty = not used_devices(snapshot)
-    return _Exported([f"{path}: {why_empty(snapshot.metadata)}"] if is_empty else [], stacks)
+    notes = [] if used_devices(snapshot) else [f"{path}: {why_empty(snapshot.metadata)}"]
+    return notes, collapsed_stacks.collapse_stacks(snapshot, at, root, by_category)
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

@@ -323,7 +323,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise ImportError(f"No module named {name!r}")
         return present(name)
 
-    monkeypatch.setattr("pytracer.export.parquet.importlib.import_module", missing)
+    monkeypatch.setattr("pytracer.errors.importlib.import_module", missing)
     with pytest.raises(PytracerError, match="pip install pyarrow"):
         collected(tmp_path / "t", CUDA)
     from pytracer.fleet.ray_engine import RayEngine

@@ -127,7 +127,8 @@ def _remote(url: str) -> Iterator[Source]:
             name: info
             for each in (file_system.glob(path) if glob.has_magic(path) else [path])
             for name, info in file_system.find(each, detail=True).items()
-            if name == each or _is_snapshot(name, each)
+            if name == each
+            or (name.endswith(SUFFIXES) and "/." not in f"/{name.removeprefix(each)}")
         }
     if not found:
         raise PytracerError(
@@ -154,11 +155,6 @@ def _failing_as(problem: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise PytracerError(f"{problem}: {error}") from error
-
-
-def _is_snapshot(name: str, folder: str) -> bool:
-    parts = name.removeprefix(folder).split("/")
-    return name.endswith(SUFFIXES) and not any(part.startswith(".") for part in parts)
 
 
 def _fsspec(url: str) -> Any:

@@ -1,7 +1,7 @@
 """The comparison of the devices of two snapshots, or of many pairs of snapshots."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +10,7 @@ from pytracer.analysis.diff.changes import Change, Held, Pair, changes
 from pytracer.analysis.diff.differences import Amount, DeviceDifference
 from pytracer.analysis.diff.matching import Line, Lines, match_sites
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
+from pytracer.analysis.report import DeviceReport
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import size
 
@@ -32,8 +33,7 @@ class DevicePair:
 
     Attributes:
         place: What the files are of, as in "step 3, rank 0".
-        reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
-        uncertain: The sides whose peaks may be higher than shown, and by how many bytes at most.
+        reasons, notes: As in `DeviceDifference`.
         held: What "sites", "phases", "categories" and "modules" hold, of those that both have.
     """
 
@@ -44,7 +44,6 @@ class DevicePair:
     after: DeviceSummary
     reasons: list[str]
     notes: list[str]
-    uncertain: list[tuple[str, int]]
     held: Mapping[str, Pair]
 
 
@@ -151,16 +150,6 @@ def _lines(files: Iterable[SnapshotSummary]) -> Lines:
 def _notes(pairs: Sequence[DevicePair]) -> list[str]:
     """Return what is unknown as sentences, each with the number of pairs if it is not of all."""
     notes = Counter(note for pair in pairs for note in pair.notes)
-    uncertain: dict[str, list[int]] = defaultdict(list)
-    for pair in pairs:
-        for side, more_bytes in pair.uncertain:
-            uncertain[side].append(more_bytes)
-    for side, more in uncertain.items():
-        sentence = (
-            f"The peak of the {side} may be up to {size(max(more))} higher: the exact sizes of "
-            "some blocks that are older than the file are unknown"
-        )
-        notes[sentence] = len(more)
     return [
         note if count == len(pairs) else f"{note} ({count} of {len(pairs)} pairs)"
         for note, count in notes.most_common()
@@ -176,7 +165,6 @@ def _pair(
 ) -> DevicePair:
     reasons = _reasons_for_end(before, after)
     notes = []
-    uncertain: list[tuple[str, int]] = []
     for side, file, device in (("baseline", baseline, before), ("new one", new, after)):
         if not reasons and file.metadata.only_phase is not None:
             notes.append(
@@ -185,8 +173,11 @@ def _pair(
             )
         elif not reasons and device.report.contradiction is not None:
             notes.append(f"The {side}: {device.report.contradiction}")
-        elif not reasons and (more := _peak_uncertainty(device)):
-            uncertain.append((side, more))
+        elif not reasons and _may_be_higher(device.report):
+            notes.append(
+                f"The peak of the {side} may be higher: the exact sizes of some blocks that are "
+                "older than the file are unknown"
+            )
     old, held = (dict(device.at_end if reasons else device.at_peak) for device in (before, after))
     if baseline.has_forward_stacks != new.has_forward_stacks:
         old["sites"], held["sites"] = old["own_sites"], held["own_sites"]
@@ -204,7 +195,7 @@ def _pair(
     if "phases" in pairs and baseline.has_phases != new.has_phases:
         del pairs["phases"]
         notes.append(f"The {_lacking(baseline.has_phases)} has no phases: phases are not compared")
-    return DevicePair(place, baseline, new, before, after, reasons, notes, uncertain, pairs)
+    return DevicePair(place, baseline, new, before, after, reasons, notes, pairs)
 
 
 def _lacking(has_before: bool) -> str:
@@ -212,12 +203,10 @@ def _lacking(has_before: bool) -> str:
     return "new one" if has_before else "baseline"
 
 
-def _peak_uncertainty(device: DeviceSummary) -> int:
-    """Return how much higher the peak may be than shown; 0 if the shown digits are right."""
-    peak, most = device.report.peak_allocated, device.report.peak_most_bytes
-    if peak is None or most is None or size(most) == size(peak.allocated_bytes):
-        return 0
-    return most - peak.allocated_bytes
+def _may_be_higher(report: DeviceReport) -> bool:
+    """Return whether the peak may be higher than the shown digits."""
+    peak, most = report.peak_allocated, report.peak_most_bytes
+    return not (peak is None or most is None or size(most) == size(peak.allocated_bytes))
 
 
 def _reasons_for_end(before: DeviceSummary, after: DeviceSummary) -> list[str]:

@@ -44,6 +44,11 @@ def size(count_bytes: int) -> str:
     return f"{number:.4g} {_UNITS[unit]}"
 
 
+def signed_size(count_bytes: int) -> str:
+    """Return a difference in bytes with its sign."""
+    return f"+{size(count_bytes)}" if count_bytes > 0 else size(count_bytes)
+
+
 def size_range(least_bytes: int, most_bytes: int) -> str:
     """Return two bounds, as in "25.13-26 MiB"; one figure if both have the same four digits."""
     least, most = size(least_bytes), size(most_bytes)

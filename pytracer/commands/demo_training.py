@@ -6,19 +6,16 @@ vocabulary. The last token leaves a few candidates; attention to the token befor
 
 from pathlib import Path
 
+import click
 import torch
-from rich.console import Console
-from rich.text import Text
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytracer.analysis.report import stats
 from pytracer.backends.devices import present_accelerator
 from pytracer.backends.running_torch import torch_module
-from pytracer.commands.show_tables import sites_table
+from pytracer.commands.show_answer import echo_answer, show
 from pytracer.errors import ConfigError, HookError
-from pytracer.reading import load
-from pytracer.text import number, size
+from pytracer.text import size
 from pytracer.tracing.tracer import Tracer
 
 VOCABULARY, CONTEXT, BATCH = 64, 64, 16
@@ -87,7 +84,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, device: str) 
 
 
 def run(output: Path, steps: int, device: str) -> None:
-    """Train under a tracer, write a snapshot, and print what took the memory.
+    """Train under a tracer, write a snapshot, and print what `pytracer show` says of it.
 
     Raises:
         ConfigError: `output` has another suffix, or cannot be written.
@@ -121,27 +118,10 @@ def _found(device: str) -> str:
 
 
 def _report(path: Path, losses: list[float]) -> None:
-    snapshot = load(path)
-    (device,) = stats(snapshot, device=0).devices
-    peak = device.peak_allocated
-    assert peak is not None  # the ring is large enough for all events
-
-    console = Console()
-    console.print(
-        f"peak {size(peak.allocated_bytes)}, after event {peak.event}; "
-        f"at the end {size(device.end.allocated_bytes)}"
-    )
-    console.print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps")
-    console.print(sites_table(device.sites, "Memory held at the peak", 10, ()))
-    recorded = snapshot.metadata.device(0)
-    console.print(
-        f"{recorded.recorded:,} allocations and frees recorded "
-        f"({number(device.events, 'event')} in the file), {recorded.overwritten:,} overwritten"
-    )
-    more = (
+    click.echo(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps\n")
+    echo_answer(show(path))
+    click.echo(
         f"\n{path} ({size(path.stat().st_size)})\n"
         "Look at it (https://pytorch.org/memory_viz opens the file, too):\n"
-        f"  pytracer view {path} --open\n"
-        f"  pytracer show {path}"
+        f"  pytracer view {path} --open"
     )
-    console.print(Text(more), soft_wrap=True)

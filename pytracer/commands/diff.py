@@ -6,25 +6,34 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from pytracer.analysis.diff.changes import Change
 from pytracer.analysis.diff.compare import SummaryPair, compare
 from pytracer.analysis.diff.differences import DeviceDifference, Difference, OptionChange
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
-from pytracer.analysis.diff.texts import AT, answers, delta, falsified, signed, site_text
+from pytracer.analysis.diff.texts import AT, answers, falsified, site_text
 from pytracer.commands import shared_options as shared
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.show_tables import AMOUNTS, AMOUNTS_OF_CPU
-from pytracer.commands.table import Columns, Fitted, add_row, make_table, markdown, new_table
+from pytracer.commands.table import (
+    Columns,
+    Fitted,
+    Part,
+    add_row,
+    bold,
+    echo,
+    line,
+    make_table,
+    markdown,
+    new_table,
+)
 from pytracer.errors import PytracerError
 from pytracer.reading.files import MatchedFiles, Place, match
 from pytracer.reading.reader import load
-from pytracer.text import printable, size
+from pytracer.text import printable, signed_size, size
 
 _AMOUNTS = AMOUNTS | {
     "segments": "segments",
@@ -107,9 +116,7 @@ def command(
     elif as_markdown:
         click.echo("\n\n".join(filter(None, map(markdown, _parts(report, top)))))
     else:
-        console = Console(highlight=False)
-        for part in _parts(report, top):
-            console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
+        echo(_parts(report, top))
     if check is not None:
         context.exit(_EXIT_CODES[check.verdict])
     if failed:
@@ -189,41 +196,31 @@ def _by_role(
         yield f"{where}, {before.metadata.role if is_named else before.path}", before, after
 
 
-def _parts(report: Difference, top: int) -> Iterator[Text | Table]:
+def _parts(report: Difference, top: int) -> Iterator[Part]:
     """Yield the lines and tables of a difference. Lines with paths do not wrap."""
-    for sentence in falsified(report):
-        yield Text(printable(sentence))
-    for answer in answers(report):
-        yield Text(printable(answer), "bold")
-    yield _path_line(f"{report.baseline} → {report.new}")
-    for error in report.errors:
-        yield _path_line(f"Not compared: {error}")
+    yield from falsified(report)
+    yield from map(bold, answers(report))
+    yield line(f"{report.baseline} → {report.new}")
+    yield from (line(f"Not compared: {error}") for error in report.errors)
     for side, only in ((report.baseline, report.only_baseline), (report.new, report.only_new)):
-        for name in only:
-            yield _path_line(f"Only in {side}: {name}")
+        yield from (line(f"Only in {side}: {name}") for name in only)
     if report.metadata:
-        yield from (Text(), _facts(report.metadata, report.pairs))
+        yield from ("", _facts(report.metadata, report.pairs))
     if report.files and top:
-        yield from (Text(), _changes("file", report.files, top))
+        yield from ("", _changes("file", report.files, top))
     for device in report.devices:
-        yield Text()
+        yield ""
         yield from _device_parts(device, top)
 
 
-def _path_line(text: str) -> Text:
-    return Text(printable(text), no_wrap=True)
-
-
-def _device_parts(device: DeviceDifference, top: int) -> Iterator[Text | Table]:
+def _device_parts(device: DeviceDifference, top: int) -> Iterator[Part]:
     same = device.before == device.after
     name = device.before if same else f"{device.before} → {device.after}"
     is_mean = device.pairs > 1
     some = "Some are compared" if is_mean and device.at == "peak" else "Compared"
-    for reason in device.reasons:
-        yield Text(printable(f"{some} at the end, not at the peaks: {reason}"))
-    for note in device.notes:
-        yield Text(printable(f"{note}."))
-    title = f"{printable(name)}, at {AT[device.at]}"
+    yield from (f"{some} at the end, not at the peaks: {reason}" for reason in device.reasons)
+    yield from (f"{note}." for note in device.notes)
+    title = f"{name}, at {AT[device.at]}"
     yield _amounts_table(device, f"{title}, on average" if is_mean else title)
     has_phases = not {phase.name for phase in device.phases} <= {"", None}
     tables: dict[str, Sequence[Change]] = {
@@ -234,7 +231,7 @@ def _device_parts(device: DeviceDifference, top: int) -> Iterator[Text | Table]:
     }
     for what, changes in tables.items():
         if changes and top:
-            yield from (Text(), _changes(what, changes, top))
+            yield from ("", _changes(what, changes, top))
 
 
 def _amounts_table(device: DeviceDifference, title: str) -> Table:
@@ -244,32 +241,29 @@ def _amounts_table(device: DeviceDifference, title: str) -> Table:
         amount = device.amounts[key]
         if (is_cpu and key not in _OF_CPU) or (not amount.before and not amount.after):
             continue
-        show = size if key.endswith("_bytes") else "{:,}".format
-        delta_text = "" if amount.delta is None else signed(amount.delta, show)
+        is_size, delta = key.endswith("_bytes"), amount.delta or 0
+        show = size if is_size else "{:,}".format
+        change = signed_size(delta) if is_size else f"{delta:+,}" if delta else "0"
         values = ("-" if each is None else show(each) for each in (amount.before, amount.after))
-        add_row(table, delta_text, *values, name)
+        add_row(table, "" if amount.delta is None else change, *values, name)
     return table
 
 
-def _changes(what: str, changes: Sequence[Change], top: int) -> Table | Text:
+def _changes(what: str, changes: Sequence[Change], top: int) -> Table | str:
     differing = [change for change in changes if change.is_change]
     if not differing:
-        return Text(f"Every {what} holds as much as before.")
+        return f"Every {what} holds as much as before."
     is_mean = differing[0].largest_in is not None
     blocks = "allocations" if what in ("phase", "file") else "blocks"
     columns: Columns = {
-        "delta": lambda change: delta(change.delta_bytes),
+        "delta": "delta_bytes",
         "baseline": lambda each: "(new)" if each.kind == "new" else size(each.before_bytes),
         "new": lambda each: "(gone)" if each.kind == "gone" else size(each.after_bytes),
         "most in" if is_mean else blocks: _most_in if is_mean else _counts,
         what: partial(_name, what),
     }
     title = f"By {what}, on average" if is_mean else f"By {what}"
-    table = make_table(differing[:top], columns, title=title, text=-1)
-    if others := differing[top:]:
-        total = sum(change.delta_bytes for change in others)
-        table.add_row(delta(total), "", "", "", f"({len(others):,} others)")
-    return table
+    return make_table(differing, columns, title=title, text=-1, top=top)
 
 
 def _counts(change: Change) -> str:
@@ -279,7 +273,7 @@ def _counts(change: Change) -> str:
 
 
 def _most_in(change: Change) -> str:
-    return f"{delta(change.largest_delta_bytes or 0)}\n{printable(change.largest_in or '')}"
+    return f"{signed_size(change.largest_delta_bytes or 0)}\n{change.largest_in}"
 
 
 def _name(what: str, change: Change) -> str | Fitted:
@@ -289,7 +283,7 @@ def _name(what: str, change: Change) -> str | Fitted:
     if name is None:
         return "(before the trace)" if what == "phase" else "(none)"
     text = site_text(name) or "(none)"
-    return printable(text.replace("_", " ") if what == "category" else text)
+    return text.replace("_", " ") if what == "category" else text
 
 
 def _site(change: Change, width: int | None) -> str:
@@ -300,11 +294,14 @@ def _site(change: Change, width: int | None) -> str:
 
 
 def _facts(facts: Iterable[OptionChange], pairs: int) -> Table:
-    table = Table(title="Options and environment", title_justify="left")
-    for name in ("", "baseline", "new"):
-        table.add_column(name, overflow="fold")
-    for fact in facts:
-        name = fact.name if fact.pairs == pairs else f"{fact.name} ({fact.pairs} of {pairs} pairs)"
-        values = ("-" if value is None else value for value in (fact.before, fact.after))
-        table.add_row(*(Text(printable(text)) for text in (name, *values)))
+    columns: Columns = {
+        "": lambda fact: (
+            fact.name if fact.pairs == pairs else f"{fact.name} ({fact.pairs} of {pairs} pairs)"
+        ),
+        "baseline": "before",
+        "new": "after",
+    }
+    table = make_table(facts, columns, title="Options and environment")
+    for column in table.columns:
+        column.justify, column.overflow = "left", "fold"
     return table

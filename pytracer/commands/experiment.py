@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +13,7 @@ from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import Interruption, progress_bar, signals_interrupt
 from pytracer.commands.plots import plot_comparison
 from pytracer.commands.shared_options import plot_option
-from pytracer.commands.table import Cell, add_row, new_table
+from pytracer.commands.table import Cell, Part, echo, line, transposed_table
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import conclusions, is_comparable, report, share, wrapped_name
 from pytracer.experiments.experiment_runs import REPORT, Experiment
@@ -46,40 +45,33 @@ def output_comparison(
 ) -> None:
     """Print a comparison, and write the files that were asked for."""
     if not json_output.is_only:
-        show(comparison)
+        echo(_parts(comparison))
     json_output.write(report(comparison))
     if plot_path is not None:
         plot_comparison(comparison, plot_path)
 
 
-def show(comparison: Comparison) -> None:
-    """Print the conclusions, the table, and notes on what the table does not show."""
-    console = Console(highlight=False)
-    for sentence in conclusions(comparison):
-        console.print(Text(printable(sentence), "bold"), soft_wrap=True)
+def _parts(comparison: Comparison) -> Iterator[Part]:
+    """Yield the conclusions, the table, and notes on what the table does not show."""
+    yield from (line(sentence, "bold") for sentence in conclusions(comparison))
     first, *others = comparison.settings
     step = SETTINGS_PER_TABLE - 1
     for begin in range(0, max(len(others), 1), step):
-        console.print(_table([first, *others[begin : begin + step]]))
-    for note in [*_notes(comparison), *comparison.notes]:
-        console.print(Text(printable(note)), soft_wrap=True)
+        yield _table([first, *others[begin : begin + step]])
+    yield from map(line, [*_notes(comparison), *comparison.notes])
 
 
 def _table(settings: list[Setting]) -> Table:
-    names = (wrapped_name(printable(setting.name), NAME_WIDTH) for setting in settings)
-    table = new_table(["", *names], text=0)
-
-    def row(name: str, cell_of: Callable[[Setting], Cell]) -> None:
-        add_row(table, name, *map(cell_of, settings))
-
+    rows: dict[str, Callable[[Setting], Cell]] = {}
     if any(len(setting.outcomes) != 1 for setting in settings):
-        row("runs", _runs)
-    row("out of memory", _out_of_memory)
+        rows["runs"] = _runs
+    rows["out of memory"] = _out_of_memory
     has_ooms = any(setting.out_of_memory_runs[0] for setting in settings)
     for attribute, (name, shown) in _METRICS.items():
         if has_ooms or not attribute.startswith("oom_"):
-            row(name, partial(_cell, settings[0], attribute=attribute, shown=shown))
-    return table
+            rows[name] = partial(_cell, settings[0], attribute=attribute, shown=shown)
+    names = (wrapped_name(printable(setting.name), NAME_WIDTH) for setting in settings)
+    return transposed_table(zip(names, settings, strict=True), rows)
 
 
 def _runs(setting: Setting) -> str:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -17,7 +16,7 @@ from pytracer.analysis.device_data import why_empty
 from pytracer.atomic_file import open_output
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
-from pytracer.errors import PytracerError
+from pytracer.errors import PytracerError, optional
 from pytracer.export import collapsed_stacks, parquet
 from pytracer.reading.files import SUFFIXES, find, without_suffix
 from pytracer.reading.reader import load
@@ -83,7 +82,7 @@ def command(
     if to == "parquet":
         if str(output) == "-" or os.path.isfile(output):
             raise click.UsageError(f"--output {output}: --to parquet writes files into a folder")
-        parquet.pyarrow()  # one error if it is missing, and not one for each file
+        optional("tables need", *parquet.PYARROW)  # one error, and not one for each file
     unsearched: list[PytracerError] = []
     files = find(paths, unsearched.append)
     names = dict(zip(files, unique_names(files), strict=True))
@@ -99,26 +98,22 @@ def command(
     exported = [result for result in results if not isinstance(result, PytracerError)]
     if to == "collapsed":
         stacks: Counter[str] = Counter()
-        for each in exported:
-            stacks.update(each.stacks)
+        for _, of_file in exported:
+            stacks.update(of_file)
         with _opened(output) as file:
             file.writelines(line.encode() for line in collapsed_stacks.lines(stacks))
-    for note in (note for each in exported for note in each.notes):
+    for note in (note for notes, _ in exported for note in notes):
         click.echo(printable(note), err=True)
     if print_errors([*unsearched, *errors]):
         raise click.exceptions.Exit(1)
 
 
-@dataclass(frozen=True)
-class _Exported:
-    """What was exported of a file: its stacks, if they are asked for, and what it lacks."""
-
-    notes: list[str]
-    stacks: dict[str, int] = field(default_factory=dict)
+_Exported = tuple[list[str], dict[str, int]]
+"""What a file lacks, and its stacks, if they are asked for."""
 
 
 def _write_tables(path: Path, names: Mapping[Path, str], output: Path) -> _Exported:
-    return _Exported(parquet.write_tables(load(path), names[path], output))
+    return parquet.write_tables(load(path), names[path], output), {}
 
 
 def _collapse(
@@ -126,9 +121,8 @@ def _collapse(
 ) -> _Exported:
     snapshot = load(path)
     root = [roots[path]] if path in roots else []
-    stacks = collapsed_stacks.collapse_stacks(snapshot, at, root, by_category)
-    is_empty = not used_devices(snapshot)
-    return _Exported([f"{path}: {why_empty(snapshot.metadata)}"] if is_empty else [], stacks)
+    notes = [] if used_devices(snapshot) else [f"{path}: {why_empty(snapshot.metadata)}"]
+    return notes, collapsed_stacks.collapse_stacks(snapshot, at, root, by_category)
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

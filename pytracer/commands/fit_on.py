@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +12,7 @@ from pytracer.commands import dry_run_options
 from pytracer.commands.json_output import JsonOutput
 from pytracer.commands.parallel import progress_bar, signals_interrupt
 from pytracer.commands.show_answer import echo_answer
-from pytracer.commands.table import add_row, new_table
+from pytracer.commands.table import add_row, echo, new_table
 from pytracer.fitting.sizes import sizes_text, targets_of
 from pytracer.rehearsal.dry_run import dry_run
 from pytracer.rehearsal.largest import Largest, filled_in, largest
@@ -60,7 +59,7 @@ def fit_on(
     last = [*found.values()][-1]
     if not json_output.is_only:
         if len(found) > 1:
-            Console(highlight=False).print(_table(found))
+            echo([_table(found)])
         echo_answer(last.answer)
     json_output.write({"results": [vars(each) for each in found.values()]})
     return 0 if all(each.fits for each in found.values()) else dry_run_options.DOES_NOT_FIT

@@ -5,22 +5,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from html import escape
-from itertools import chain
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from pytracer import __version__
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.shared_options import source
-from pytracer.commands.table import Columns, make_table
+from pytracer.commands.table import Columns, Part, echo, line, make_table
+from pytracer.errors import optional
 from pytracer.fleet.dataset import MARK
 from pytracer.fleet.report_results import FleetReport, Row
-from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
-from pytracer.text import number, printable, size
+from pytracer.fleet.report_texts import delta_text, notes, site_text, told_settings
+from pytracer.text import number, printable, signed_size, size
 
 _ROWS_OF_PAGE = 200  # the most rows of a table in the HTML file
 
@@ -110,7 +108,7 @@ def command(
     found.table = table
     json_output.write(vars(found), [])
     if not json_output.is_only:
-        _show(Console(highlight=False), found, top)
+        echo(_parts(found, top))
     if html_path is not None:
         _write_page(found, html_path)
         if not json_output.is_only:
@@ -123,10 +121,9 @@ def _dataset(path: str, folders: ExitStack) -> Path:
         return Path(path)
     from pytracer.commands.fleet_collect import collect_with_progress
     from pytracer.fleet.collection import LocalEngine
-    from pytracer.fleet.report import check_packages
+    from pytracer.fleet.report import WHO_NEEDS
 
-    check_packages("duckdb", "pyarrow")
-
+    optional(WHO_NEEDS, "duckdb", "pyarrow")
     dataset = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="pytracer-")))
     collected = collect_with_progress([path], dataset, LocalEngine())
     for error in collected.errors:
@@ -143,45 +140,36 @@ def _write_page(report: FleetReport, path: Path) -> None:
     from pytracer.page.page import write_page  # needed for a page only
 
     console = Console(record=True, file=io.StringIO(), width=_COLUMNS, highlight=False)
-    _show(console, report, _ROWS_OF_PAGE, is_page=True)
+    echo(_parts(report, _ROWS_OF_PAGE, is_page=True), console)
     title = f"{report.run or 'Files without a run'}: {number(report.overview.processes, 'rank')}"
     shown = escape(printable(title)).replace("{", "{{").replace("}", "}}")
     text = console.export_html(code_format=_PAGE.replace("TITLE", shown))
     write_page(path, text.encode(errors="replace"), _PAGE_MARK, "pytracer fleet report")
 
 
-def _show(console: Console, report: FleetReport, top: int, *, is_page: bool = False) -> None:
+def _parts(report: FleetReport, top: int, *, is_page: bool = False) -> Iterator[Part]:
     for answer in report.answers:
         style = "bold" if answer.verdict == "found" else ""
-        text = _MARKS[answer.verdict] + printable(answer.text)
-        console.print(Text(text, style), soft_wrap=True)
-    console.print()
-    for line in notes(report):
-        console.print(Text(printable(line)), soft_wrap=True)
-    if top:
-        rare = _tables_of_page(report, top) if is_page else ()
-        for table in chain(_tables(report, top), rare):
-            console.print()
-            console.print(table)
+        yield line(_MARKS[answer.verdict] + answer.text, style)
+    yield ""
+    yield from map(line, notes(report))
+    for title, rows, columns, text in _tables(report, top, is_page=is_page) if top else ():
+        if rows:
+            table = make_table(rows[:top], columns, title=title, text=text)
+            if len(rows) > top:
+                table.caption = number(len(rows) - top, "more row")
+            yield from ("", table)
     if report.commands:
-        console.print()
-        console.print("Look further:")
+        yield from ("", "Look further:")
         for command in report.commands:
-            console.print(Text(f"  {printable(command.command)}", "bold"), soft_wrap=True)
-            console.print(Text(f"      {printable(command.why)}"), soft_wrap=True)
+            yield line(f"  {command.command}", "bold")
+            yield line(f"      {command.why}")
 
 
-def _table(
-    title: str, rows: Sequence[object], top: int, columns: Columns, text: int = -1
-) -> Iterator[Table]:
-    if rows:
-        table = make_table(rows[:top], columns, title=printable(title), text=text)
-        if len(rows) > top:
-            table.caption = number(len(rows) - top, "more row")
-        yield table
-
-
-def _tables(report: FleetReport, top: int) -> Iterator[Table]:
+def _tables(
+    report: FleetReport, top: int, *, is_page: bool
+) -> Iterator[tuple[str, Sequence[Row], Columns, int]]:
+    """Yield the title, the rows and the columns of each table, and the column that has texts."""
     columns: Columns = {
         "after": lambda oom: "-" if oom.after_s is None else f"{oom.after_s:.3g} s",
         "rank": "process",
@@ -189,7 +177,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[Table]:
         "verdict": "verdict",
         "call site": _site,
     }
-    yield from _table("Out-of-memory errors in order of time", report.ooms, top, columns)
+    yield "Out-of-memory errors in order of time", report.ooms, columns, -1
     columns = {
         "files": "slot",
         "ranks": "ranks",
@@ -200,7 +188,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[Table]:
     }
     highest = sorted(report.spread, key=lambda each: -each.most_bytes)[:top]
     shown_first = sorted(report.spread, key=lambda each: each not in highest)
-    yield from _table("Peaks of allocated memory", shown_first, top, columns, text=0)
+    yield "Peaks of allocated memory", shown_first, columns, 0
     columns = {
         "rank": "process",
         "files": lambda outlier: f"{outlier.slots:,} of {outlier.of_slots:,}",
@@ -208,7 +196,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[Table]:
         "delta": lambda outlier: delta_text(outlier.median_bytes, outlier.peak_bytes),
         "most of it at": _most_at,
     }
-    yield from _table("Ranks that differ from the median", report.outliers, top, columns)
+    yield "Ranks that differ from the median", report.outliers, columns, -1
     columns = {
         "growth": lambda row: f"{size(round(row.bytes_per_step))} a {row.unit or 'step'}",
         "ranks": lambda row: f"{_ranks(row.ranks, row.processes)} of {row.of_ranks:,}",
@@ -216,45 +204,42 @@ def _tables(report: FleetReport, top: int) -> Iterator[Table]:
         "held": "held_bytes",
         "call site": _site,
     }
-    yield from _table("Memory that grows", report.growth, top, columns)
-    if any(phase.phase for phase in report.phases):
-        columns = {
-            "phase": lambda phase: printable(phase.phase or "(none)"),
-            "median": "median_bytes",
-            "highest": "most_bytes",
-            "ratio": lambda phase: f"{phase.imbalance:.3g}",
-            "ranks": "ranks",
-            "rank": "process",
-        }
-        title = "Peaks by phase, where the ranks differ most"
-        yield from _table(title, report.phases, top, columns, text=0)
+    yield "Memory that grows", report.growth, columns, -1
+    columns = {
+        "phase": lambda phase: phase.phase or "(none)",
+        "median": "median_bytes",
+        "highest": "most_bytes",
+        "ratio": lambda phase: f"{phase.imbalance:.3g}",
+        "ranks": "ranks",
+        "rank": "process",
+    }
+    phases = report.phases if any(phase.phase for phase in report.phases) else []
+    yield "Peaks by phase, where the ranks differ most", phases, columns, 0
     columns = {
         "ranks": lambda row: _ranks(row.ranks, [] if row.is_usual else row.processes),
         "setting": "key",
-        "value": lambda row: _value(row.value),
+        "value": lambda row: "(not set)" if row.value is None else row.value,
     }
-    yield from _table("Settings that differ", told_settings(report.settings), 2 * top, columns)
-
-
-def _tables_of_page(report: FleetReport, top: int) -> Iterator[Table]:
-    """Yield the tables that a terminal has no room for; the answers name what is in them."""
-    columns: Columns = {
-        "rank": lambda missing: printable(f"{missing.role} {missing.rank}".strip()),
+    yield "Settings that differ", told_settings(report.settings), columns, -1
+    if not is_page:  # a terminal has no room for further tables; the answers name what is in them
+        return
+    columns = {
+        "rank": lambda missing: f"{missing.role} {missing.rank}".strip(),
         "reason": "reason",
         "files that most ranks have": lambda missing: (
-            "all" if missing.has_none else printable(", ".join(missing.slots))
+            "all" if missing.has_none else ", ".join(missing.slots)
         ),
     }
-    yield from _table("Ranks without files", report.missing, top, columns)
+    yield "Ranks without files", report.missing, columns, -1
     columns = {
         "file": "source",
-        "reason": lambda file: printable(file.error.removeprefix(f"{file.source} ")),
+        "reason": lambda file: file.error.removeprefix(f"{file.source} "),
     }
-    yield from _table("Files that cannot be read", report.damaged, top, columns)
+    yield "Files that cannot be read", report.damaged, columns, -1
 
 
 def _site(row: Row) -> str:
-    return printable(site_text(row.site))
+    return site_text(row.site)
 
 
 def _outliers(spread: Row) -> str:
@@ -266,12 +251,8 @@ def _most_at(outlier: Row) -> str:
     if not outlier.sites:
         return "-"
     most = outlier.sites[0]
-    return f"{printable(site_text(most.site))} ({signed(most.delta_bytes)})"
+    return f"{site_text(most.site)} ({signed_size(round(most.delta_bytes))})"
 
 
 def _ranks(count: int, names: Sequence[str]) -> str:
-    return printable(names[0]) if count == 1 and names else f"{count:,}"
-
-
-def _value(value: str | None) -> str:
-    return "(not set)" if value is None else printable(value)
+    return names[0] if count == 1 and names else f"{count:,}"

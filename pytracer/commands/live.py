@@ -2,18 +2,17 @@
 
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
-from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from pytracer.boxes.live_boxes import LiveDevice, live_devices
 from pytracer.boxes.restoring import snapshot_of_live
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.table import Columns, make_table
+from pytracer.commands.table import Columns, echo, make_table
 from pytracer.errors import PytracerError
 from pytracer.text import printable
 
@@ -31,36 +30,24 @@ _COLUMNS: Columns = {
 _SINCE: Columns = {"a step": "growth_bytes", "events/s": "events_per_s"}
 
 
-@dataclass(frozen=True)
-class _Row(LiveDevice):
-    growth_bytes: int | None
-    events_per_s: int | None
+_Seen = dict[tuple[int, str], tuple[LiveDevice, LiveDevice, float, int]]
+"""What was seen of each device since the command began: as it was first, as it was last and when,
+and the highest peak."""
 
 
-class _Watched:
-    """What was seen of each device since the command began."""
-
-    def __init__(self) -> None:
-        self._first: dict[tuple[int, str], LiveDevice] = {}
-        self._peaks: dict[tuple[int, str], int] = {}
-        self._before: dict[tuple[int, str], tuple[float, int]] = {}
-
-    def rows(self, devices: list[LiveDevice]) -> list[_Row]:
-        return [self._row(device) for device in devices]
-
-    def _row(self, device: LiveDevice) -> _Row:
+def _rows(devices: list[LiveDevice], seen: _Seen) -> Iterator[SimpleNamespace]:
+    for device in devices:
         key, now = (device.pid, device.device), time.monotonic()
-        first = self._first.setdefault(key, device)
-        peak = self._peaks[key] = max(self._peaks.get(key, 0), device.peak_bytes)
-        steps = device.step - first.step
-        growth = (device.allocated_bytes - first.allocated_bytes) // steps if steps > 0 else None
-        rate = None
-        if key in self._before:
-            at, recorded = self._before[key]
-            rate = round((device.recorded - recorded) / max(now - at, 1e-3))
-        self._before[key] = now, device.recorded
-        known = {**asdict(device), "peak_bytes": peak}
-        return _Row(**known, growth_bytes=growth, events_per_s=rate)
+        first, before, at, peak = seen.get(key, (device, device, now, 0))
+        seen[key] = first, device, now, max(peak, device.peak_bytes)
+        steps, grown = device.step - first.step, device.allocated_bytes - first.allocated_bytes
+        rate = (device.recorded - before.recorded) / max(now - at, 1e-3)
+        watched = {
+            "peak_bytes": seen[key][-1],
+            "growth_bytes": grown // steps if steps > 0 else None,
+            "events_per_s": None if before is device else round(rate),
+        }
+        yield SimpleNamespace(**{**vars(device), **watched})
 
 
 def _parsed(text: str) -> int | Path:
@@ -104,19 +91,16 @@ def command(
             if path is not None:
                 click.echo(f"wrote {printable(str(path))}")
         return
-    watched = _Watched()
+    seen: _Seen = {}
     if json_output.is_asked:
         json_output.write({"devices": devices})
     if once or json_output.is_only:
         if not json_output.is_only:
-            Console().print(make_table(watched.rows(devices), _COLUMNS))
+            echo([make_table(_rows(devices, seen), _COLUMNS)])
         return
-    with Live(_table(watched.rows(devices)), auto_refresh=False) as shown:
+    columns = {**_COLUMNS, **_SINCE}
+    with Live(make_table(_rows(devices, seen), columns), auto_refresh=False) as shown:
         while devices:
             time.sleep(_PERIOD_S)
             devices = live_devices(wanted)
-            shown.update(_table(watched.rows(devices)), refresh=True)
-
-
-def _table(rows: list[_Row]) -> Table:
-    return make_table(rows, {**_COLUMNS, **_SINCE})
+            shown.update(make_table(_rows(devices, seen), columns), refresh=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytracer.atomic_file import open_output
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Comparison, Setting
 from pytracer.experiments.conclusions import wrapped_name
@@ -91,10 +92,8 @@ def _save(path: Path, draw: Callable[[Any], None], width: float = 8.0) -> None:
 
     figure = Figure((width, 4.0), layout="constrained")
     draw(figure.subplots())
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+    with open_output(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower())
 
 
 def _unit_of(most_bytes: float) -> tuple[str, int]:

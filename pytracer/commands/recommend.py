@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.text import Text
 from pytracer.commands import shared_options as shared
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import signals_interrupt
-from pytracer.commands.table import Columns, make_table
+from pytracer.commands.table import Columns, Part, echo, line, make_table
 from pytracer.experiments.conclusions import wrapped_name
 from pytracer.recommendation import Recommendation, TriedSetting, recommend_sweep
 from pytracer.simulator.deviation import deviation_text
@@ -56,29 +57,24 @@ def command(path: Path, capacities: list[int], json_output: JsonOutput, **questi
         question["on_progress"] = lambda text: status.update(printable(text))
         found = recommend_sweep(path, capacities or [None], **question)
     if not json_output.is_only:
-        for i, recommendation in enumerate(found):
-            if i > 0:
-                print()
-            _show(recommendation, is_one_of_several=len(found) > 1)
+        for recommendation in found:
+            if recommendation is not found[0]:
+                echo([""])
+            echo(_parts(recommendation, is_one_of_several=len(found) > 1))
     json_output.write({"recommendations": found})
 
 
-def _show(found: Recommendation, is_one_of_several: bool) -> None:
-    console = Console(highlight=False)
-
-    def write(text: str, style: str = "") -> None:
-        console.print(Text(printable(text), style), soft_wrap=True)
-
+def _parts(found: Recommendation, is_one_of_several: bool) -> Iterator[Part]:
     if is_one_of_several and found.capacity_bytes is not None:
-        write(f"With {size(found.capacity_bytes)}:", "bold")
-    write(found.answer, "bold")
+        yield line(f"With {size(found.capacity_bytes)}:", "bold")
+    yield line(found.answer, "bold")
     if found.command:
-        write(f"  {found.command}", "bold")
+        yield line(f"  {found.command}", "bold")
     if found.why:
-        write(found.why)
+        yield line(found.why)
     limit = "" if found.capacity_bytes is None else f", limit {size(found.capacity_bytes)}"
-    write(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
-    write(deviation_text(found.deviation))
+    yield line(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
+    yield line(deviation_text(found.deviation))
     columns: Columns = {
         "setting": lambda row: wrapped_name(
             "own settings" if row.name == found.own.name else printable(row.name), NAME_WIDTH
@@ -91,7 +87,7 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
     }
     table = make_table(_rows(found), columns, text=0)
     table.columns[0].min_width = NAME_WIDTH
-    console.print(table)
+    yield table
     files_of = Counter(rank.rank for rank in found.ranks)
     for rank in found.ranks:
         # Roles may have equal ranks.
@@ -102,9 +98,8 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
             after = f", recommended: {_outcome(rank.recommended)}"
         elif rank.why_unknown is not None:
             after = f". Can't tell about other settings, because {rank.why_unknown}"
-        write(f"{who}: own settings: {_outcome(rank.own)}{after}")
-    for note in found.notes:
-        write(note)
+        yield line(f"{who}: own settings: {_outcome(rank.own)}{after}")
+    yield from map(line, found.notes)
 
 
 def _rows(found: Recommendation) -> list[TriedSetting]:

@@ -1,7 +1,7 @@
 """The command `pytracer show`."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,39 +141,44 @@ def _question(
     names = [name for name, is_asked in questions.items() if is_asked]
     if len(names) > 1:
         raise click.UsageError(f"give one of {' and '.join(names)}")
-    show: Callable[..., None]
+    parts: Callable[..., Iterable[Any]]
+
+    def show(combined: Any) -> None:
+        from pytracer.commands.table import echo  # not needed for the answer
+
+        echo(parts(combined, top))
+
     if leaks:
         from pytracer.analysis.leaks.several_files import combine, examine
-        from pytracer.commands.show_leaks import show
+        from pytracer.commands.show_leaks import parts
 
         read = partial(_loaded, examine, device=device, is_only=is_only)
-        return Question(read, partial(show, top=top), combine, vars)
+        return Question(read, show, combine, vars)
     if not (asks_who or fragmentation or address is not None):
         read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
-        show = _show_verdict
-        if has_all:
-            from pytracer.commands import show_all
+        answer = partial(answered, device=device)
+        if not has_all:
+            return Question(read, _show_verdict, answer, _content)
+        from pytracer.commands.show_all import parts
 
-            read = partial(read, has_all=True)
-            show = partial(show_all.show, top=top)
-        return Question(read, show, partial(answered, device=device), _content)
+        return Question(partial(read, has_all=True), show, answer, _content)
     if asks_who:
-        from pytracer.commands.show_held import held, show
+        from pytracer.commands.show_held import held, parts
 
         read = partial(_noted, held, by=by or "line", depth=depth, at=moment)
     elif fragmentation:
         from pytracer.analysis.pinned_segments import fragmentation as free_memory
-        from pytracer.commands.show_fragmentation import show
+        from pytracer.commands.show_fragmentation import parts
 
         read = partial(_noted, free_memory, at=moment)
     else:
         from pytracer.analysis.addresses import blocks_at
-        from pytracer.commands.show_address import parsed, show
+        from pytracer.commands.show_address import parsed, parts
 
         read = partial(_noted, blocks_at, address=parsed(address or ""))
     notes: list[str] = []
     combined = partial(_without_notes, notes)
-    return Question(partial(read, device=device), partial(show, top=top), combined, notes=notes)
+    return Question(partial(read, device=device), show, combined, notes=notes)
 
 
 def _loaded(function: Callable[..., Any], path: Path, **question: Any) -> Any:

@@ -1,15 +1,13 @@
 """`pytracer show --address`: the blocks that had an address."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from pytracer.analysis.addresses import AddressedBlock
 from pytracer.analysis.frame_text import shown_callers
-from pytracer.commands.table import Columns, call_chain, make_table
-from pytracer.text import number, printable
+from pytracer.commands.table import Columns, Part, bold, call_chain, line, make_table
+from pytracer.text import number
 
 
 def parsed(text: str) -> int:
@@ -27,29 +25,26 @@ def parsed(text: str) -> int:
     return address
 
 
-def show(files: Sequence[Sequence[AddressedBlock]], top: int) -> None:
-    """Print the last `top` blocks of each file."""
-    console = Console(highlight=False)
+def parts(files: Sequence[Sequence[AddressedBlock]], top: int) -> Iterator[Part]:
+    """Yield the last `top` blocks of each file."""
     if not any(files):
-        console.print("No block in the recording had this address.")
+        yield "No block in the recording had this address."
+    columns: Columns = {
+        "offset": lambda block: f"{block.offset:#x}",
+        "bytes": "requested_bytes",
+        "allocated": lambda block: _when(block.alloc_event, block.alloc_step, "before"),
+        "freed": lambda block: _when(block.free_event, block.free_step, "not"),
+        "call site ← callers": lambda block: call_chain(
+            block.call_site, shown_callers(block.call_site, block.callers)
+        ),
+    }
     for blocks in filter(None, files):
         last = blocks[-1]
         state = "is in this block at the end" if last.free_event is None else "is free at the end"
-        line = f"{last.name}: {number(len(blocks), 'block')} had the address, which {state}."
-        console.print(Text(printable(last.path)), soft_wrap=True)
-        console.print(Text(printable(line), "bold"))
-        if not top:
-            continue
-        columns: Columns = {
-            "offset": lambda block: f"{block.offset:#x}",
-            "bytes": "requested_bytes",
-            "allocated": lambda block: _when(block.alloc_event, block.alloc_step, "before"),
-            "freed": lambda block: _when(block.free_event, block.free_step, "not"),
-            "call site ← callers": lambda block: call_chain(
-                block.call_site, shown_callers(block.call_site, block.callers)
-            ),
-        }
-        console.print(make_table(blocks[-top:], columns, text=-1))
+        yield line(last.path)
+        yield bold(f"{last.name}: {number(len(blocks), 'block')} had the address, which {state}.")
+        if top:
+            yield make_table(blocks[-top:], columns, text=-1)
 
 
 def _when(event: int | None, step: int | None, unknown: str) -> str:

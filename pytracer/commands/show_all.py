@@ -3,58 +3,54 @@
 import shutil
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from pytracer.analysis.answer import text_lines
 from pytracer.analysis.answer_words import LEAST_SHARE, unsearched_text
-from pytracer.analysis.categories import CategoryUsage, ModuleUsage
+from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.report import DeviceReport, Report
-from pytracer.commands import show_tables
+from pytracer.commands import show_fragmentation, show_tables
 from pytracer.commands.show_answer import Answered, ReadFile
-from pytracer.commands.show_fragmentation import show_device as show_free_memory
+from pytracer.commands.table import Part, Total, bold, line
 from pytracer.reading.metadata import FileMetadata
-from pytracer.text import duration, number, printable, size, utc_time
+from pytracer.text import duration, number, sentence, size, utc_time
 
 
-def show(found: Answered, top: int) -> None:
-    """Print the answer, and every figure; `top` rows of each table."""
+def parts(found: Answered, top: int) -> Iterator[Part]:
+    """Yield the answer, and every figure; `top` rows of each table."""
     assert found.answer is not None
-    console, results = Console(highlight=False), found.results
-    for line in text_lines(found.answer, shutil.get_terminal_size().columns, has_all=True):
-        console.print(Text(line), soft_wrap=True)
-    if len(results) > 1:
-        console.print()
-        console.print(show_tables.overview([result.report for result in results if result.report]))
-    for result in results:
-        _show_file(console, result, top)
+    yield from map(line, text_lines(found.answer, shutil.get_terminal_size().columns, has_all=True))
+    if len(found.results) > 1:
+        yield ""
+        yield show_tables.overview([each.report for each in found.results if each.report])
+    for result in found.results:
+        yield from _of_file(result, top)
 
 
-def _show_file(console: Console, result: ReadFile, top: int) -> None:
+def _of_file(result: ReadFile, top: int) -> Iterator[Part]:
     report = result.report
     assert report is not None
-    console.print()
-    console.print(Text(printable(report.path), "bold"), soft_wrap=True)
+    yield ""
+    yield line(report.path, "bold")
     if written := _written(report):
-        console.print(Text(written))
+        yield written
     explained = {one.device: one for one in result.file.devices}
     free_memory = {one.device: one for one in result.fragments}
     for device in report.devices:
-        console.print()
-        _show_device(console, report, device, explained[device.device], top)
+        yield ""
+        yield from _of_device(report, device, explained[device.device], top)
         if (found := explained[device.device].leaks) is not None:
             from pytracer.analysis.leaks.results import answer  # not needed without steps
-            from pytracer.commands.show_leaks import show_device as show_leaks
+            from pytracer.commands.show_leaks import of_device as leaks_of_device
 
-            console.print()
-            console.print(Text(printable(answer(found)), "bold"))
-            show_leaks(console, found, top, is_only=True)
+            yield ""
+            yield bold(answer(found))
+            yield from leaks_of_device(found, top, is_only=True)
         if device.device in free_memory:
-            console.print()
-            show_free_memory(console, free_memory[device.device], top)
+            yield ""
+            yield from show_fragmentation.of_device(free_memory[device.device], top)
 
 
 def _written(report: Report) -> str:
@@ -72,7 +68,7 @@ def _written(report: Report) -> str:
     if oom is not None and oom.requested_bytes is not None:
         left = "" if oom.free_bytes is None else f", {size(oom.free_bytes)} free"
         parts.append(f"out of memory: {size(oom.requested_bytes)} requested{left}")
-    return printable(", ".join(parts))
+    return ", ".join(parts)
 
 
 def _window(metadata: FileMetadata) -> list[str]:
@@ -93,21 +89,22 @@ def _window(metadata: FileMetadata) -> list[str]:
     return parts
 
 
-def _show_device(
-    console: Console, report: Report, device: DeviceReport, explanation: Explanation, top: int
-) -> None:
-    console.print(Text(printable(f"{device.name}: {_span(device)}"), "bold"))
-    console.print(show_tables.usage_table(device))
+def _of_device(
+    report: Report, device: DeviceReport, explanation: Explanation, top: int
+) -> Iterator[Part]:
+    yield bold(f"{device.name}: {_span(device)}")
+    yield show_tables.usage_table(device)
     moment = "at the end" if device.sites_at_oom is None else "when memory ran out"
-    notes = [*_lost(report, device), *_counts(device), *_outside(device)]
-    for line in [*notes, *_not_known(report, device, moment)]:
-        console.print(Text(printable(line)))
+    yield from _lost(report, device)
+    yield from _counts(device)
+    yield from _outside(device)
+    yield from _not_known(report, device, moment)
     for table in _tables(report, device, explanation.holders, top) if top else ():
-        console.print()
-        console.print(table)
+        yield ""
+        yield table
     if device.ooms:
-        console.print()
-        console.print(show_tables.ooms_table(device))
+        yield ""
+        yield show_tables.ooms_table(device)
 
 
 def _tables(
@@ -128,7 +125,9 @@ def _tables(
         usages, when = modules.at_end, moment
         if at_oom is None and modules.at_peak is not None:
             usages, when = modules.at_peak, "at the peak"
-        yield _modules_table(usages, when, top)
+        rows = [Total([each], each.module or "(none)") for each in usages]
+        title = f"Modules that held memory {when}"
+        yield show_tables.held_table(rows, title, top, key="module")
     if len(device.steps) > 1:
         yield show_tables.steps_table(device, top)
     known = report.metadata.module_phases.names if modules is not None else frozenset()
@@ -139,22 +138,13 @@ def _tables(
 def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
     rows = []
     for usage in usages:
-        name = printable(usage.category.replace("_", " "))
+        name = usage.category.replace("_", " ")
         if usage.owners:
             owner = usage.owners[0]
-            name += f"; the largest: {size(owner.size_bytes)} {printable(owner.name)}"
-        rows.append(show_tables.HeldRow.of([usage], name))
+            name += f"; the largest: {size(owner.size_bytes)} {owner.name}"
+        rows.append(Total([usage], name))
     title = f"What memory was for {moment}"
-    return show_tables.held_table(rows, title, len(rows), key="category", noun="category")
-
-
-def _modules_table(usages: Sequence[ModuleUsage], moment: str, top: int) -> Table:
-    names = ("(none)" if each.module is None else printable(each.module) for each in usages)
-    rows = [
-        show_tables.HeldRow.of([usage], name) for usage, name in zip(usages, names, strict=True)
-    ]
-    title = f"Modules that held memory {moment}"
-    return show_tables.held_table(rows, title, top, key="module", noun="")
+    return show_tables.held_table(rows, title, len(rows), key="category")
 
 
 def _span(device: DeviceReport) -> str:
@@ -282,8 +272,7 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
     if unread := tensors.unread:
         yield f"{number(unread, 'owner')} could not be read, so their blocks are unknown."
     if unsearched := tensors.unsearched:
-        text = unsearched_text(unsearched)
-        yield f"{text[0].upper()}{text[1:]}."
+        yield f"{sentence(unsearched_text(unsearched))}."
     if tensors.all_modules_found is False:
         yield (
             "The search for modules that are older than the recording was cut short: their "

@@ -1,39 +1,45 @@
 """`pytracer show --fragmentation`: the free memory inside segments, and what keeps it there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.pinned_segments import Fragmentation, Pin
-from pytracer.commands.table import Columns, Fitted, call_chain, make_table
-from pytracer.text import number, printable, size, size_range
+from pytracer.commands.table import (
+    Columns,
+    Fitted,
+    Part,
+    Summed,
+    bold,
+    call_chain,
+    line,
+    make_table,
+)
+from pytracer.text import number, size, size_range
 
 
-def show(files: Sequence[Sequence[Fragmentation]], top: int) -> None:
-    """Print what keeps free memory from being given back; the most such memory first."""
-    console = Console(highlight=False)
+def parts(files: Sequence[Sequence[Fragmentation]], top: int) -> Iterator[Part]:
+    """Yield what keeps free memory from being given back; the most such memory first."""
     in_order = sorted(files, key=lambda devices: -max(device.stuck_bytes for device in devices))
     for index, fragmented in enumerate(device for devices in in_order for device in devices):
         if index:
-            console.print()
+            yield ""
         if len(files) > 1:
-            console.print(Text(printable(fragmented.path)), soft_wrap=True)
-        show_device(console, fragmented, top)
+            yield line(fragmented.path)
+        yield from of_device(fragmented, top)
 
 
-def show_device(console: Console, fragmented: Fragmentation, top: int) -> None:
-    """Print the free memory of one device, and what keeps it there."""
-    console.print(Text(printable(_answer(fragmented)), "bold"))
-    if fragmented.pins and (sentence := _sentence(fragmented.pins[0])):
-        console.print(Text(printable(sentence), "bold"))
+def of_device(fragmented: Fragmentation, top: int) -> Iterator[Part]:
+    """Yield the free memory of one device, and what keeps it there."""
+    yield bold(_answer(fragmented))
+    if fragmented.pins:
+        yield bold(_sentence(fragmented.pins[0]))
     if not fragmented.is_exact:
-        console.print("The sizes of some blocks are unknown, so free bytes are upper bounds.")
+        yield "The sizes of some blocks are unknown, so free bytes are upper bounds."
     if fragmented.pins and top:
-        console.print()
-        console.print(_table(fragmented.pins, top))
+        yield ""
+        yield _table(fragmented.pins, top)
 
 
 def _answer(fragmented: Fragmentation) -> str:
@@ -57,9 +63,13 @@ def _sentence(pin: Pin) -> str:
     )
 
 
+def _segments(pin: Pin) -> str:
+    return f"{pin.segments:,} {pin.kind}{' page' if pin.is_expandable else ''}".rstrip()
+
+
 def _table(pins: list[Pin], top: int) -> Table:
-    streams, pools = ({getattr(pin, name) for pin in pins} for name in ("stream", "pool"))
-    has_streams, has_pools = len(streams) > 1, pools != {(0, 0)}
+    has_streams = len({pin.stream for pin in pins}) > 1
+    has_pools = {pin.pool for pin in pins} != {(0, 0)}
 
     def kept_by(pin: Pin) -> Fitted:
         stream = [f"stream {pin.stream:#x}"] if has_streams else []
@@ -70,18 +80,9 @@ def _table(pins: list[Pin], top: int) -> Table:
         "free": "stuck_bytes",
         "in use": "block_bytes",
         "blocks": "blocks",
-        "segments": lambda p: f"{p.segments:,} {p.kind}{' page' if p.is_expandable else ''}",
+        "segments": Summed(_segments),
         "of": lambda pin: size_range(pin.least_segment_bytes, pin.most_segment_bytes),
         "kept by": kept_by,
     }
-    table = make_table(pins[:top], columns, title="Free memory next to blocks in use", text=-1)
-    if others := pins[top:]:
-        table.add_row(
-            size(sum(pin.stuck_bytes for pin in others)),
-            size(sum(pin.block_bytes for pin in others)),
-            f"{sum(pin.blocks for pin in others):,}",
-            f"{sum(pin.segments for pin in others):,}",
-            "",
-            f"({number(len(others), 'other row')})",
-        )
-    return table
+    title = "Free memory next to blocks in use"
+    return make_table(pins, columns, title=title, text=-1, top=top, others="other row")

@@ -1,15 +1,12 @@
 """`pytracer show --by` and `--at`: who holds memory at one moment."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from pytracer.analysis.alike_rows import alike_names, alike_runs
 from pytracer.analysis.groups import Group, Held, who_holds
-from pytracer.commands.show_tables import HeldRow, held_table
-from pytracer.commands.table import Fitted, call_chain
+from pytracer.commands.show_tables import held_table
+from pytracer.commands.table import Fitted, Part, Total, bold, call_chain, line
 from pytracer.export.texts import check_stack_texts
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import printable, size, size_range
@@ -25,25 +22,24 @@ def held(snapshot: Snapshot, **question: Any) -> list[Held]:
     return who_holds(snapshot, **question)
 
 
-def show(files: Sequence[Sequence[Held]], top: int) -> None:
-    """Print the groups of each device of each file, at most `top` of each."""
-    console = Console(highlight=False)
+def parts(files: Sequence[Sequence[Held]], top: int) -> Iterator[Part]:
+    """Yield the groups of each device of each file, at most `top` of each."""
     for devices in filter(None, files):
-        console.print(Text(printable(devices[0].path)), soft_wrap=True)
+        yield line(devices[0].path)
         for device in devices:
             bound = "" if device.is_exact else "at least "
-            line = f"{device.name} {device.moment}: {bound}{size(device.active_bytes)} in use"
+            text = f"{device.name} {device.moment}: {bound}{size(device.active_bytes)} in use"
             if device.moment.event is not None:
-                line += f" (event {device.moment.event:,})"
-            console.print()
-            console.print(Text(printable(f"{line}."), "bold"))
+                text += f" (event {device.moment.event:,})"
+            yield ""
+            yield bold(f"{text}.")
             if device.groups and top:
-                console.print(held_table(_rows(device), "", top, key=device.by, noun=""))
+                yield held_table(_rows(device), "", top, key=device.by)
 
 
-def _rows(held: Held) -> list[HeldRow]:
+def _rows(held: Held) -> list[Total]:
     """Return a row for each group; modules that are alike, and steps, have one together."""
-    by, alike, known = held.by, [], []
+    by, alike, known = held.by, list[tuple[str, list[int]]](), list[Group]()
     if by in ("step", "module"):
         known = [group for group in held.groups if getattr(group, by) is not None]
     if by == "step":
@@ -58,12 +54,12 @@ def _rows(held: Held) -> list[HeldRow]:
     return sorted(rows, key=lambda row: -row.size_bytes)
 
 
-def _row(by: str, groups: Sequence[Group], name: str) -> HeldRow:
+def _row(by: str, groups: Sequence[Group], name: str) -> Total:
     if len(groups) == 1:
-        return HeldRow.of(groups, _name(by, groups[0]))
+        return Total(groups, _name(by, groups[0]))
     sizes = [group.size_bytes for group in groups]
     each = f"{len(groups)} \N{MULTIPLICATION SIGN}, {size_range(min(sizes), max(sizes))} each"
-    return HeldRow.of(groups, f"{printable(name)} ({each})")
+    return Total(groups, f"{name} ({each})")
 
 
 def _name(by: str, group: Group) -> str | Fitted:
@@ -71,7 +67,7 @@ def _name(by: str, group: Group) -> str | Fitted:
         if not group.frames:
             return "(none)" if by == "caller" else "(unknown)"
         return call_chain(group.frames[0], group.frames[1:])
-    category = printable((group.category or "").replace("_", " "))
+    category = (group.category or "").replace("_", " ")
     if by == "category":
         return category
     value: Any = getattr(group, by)

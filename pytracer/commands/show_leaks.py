@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,40 +20,39 @@ from pytracer.analysis.leaks.results import (
     remedy,
     where_text,
 )
-from pytracer.commands.table import Columns, Fitted, call_chain, make_table
-from pytracer.text import number, printable, size
+from pytracer.commands.table import Columns, Fitted, Part, call_chain, line, make_table
+from pytracer.text import number, size
 
 _CALLERS = 2  # the number of callers that a table shows below a call site
 
 _VERDICTS = ("leak", "unknown", "none")
 
 
-def show(report: LeakReport, top: int) -> None:
-    """Print the verdict on each process, the first with the same growths in full."""
-    console = Console(highlight=False)
+def parts(report: LeakReport, top: int) -> Iterator[Part]:
+    """Yield the verdict on each process, the first with the same growths in full."""
     groups: dict[str, list[DeviceLeaks]] = {}
     for device in report.devices:
         groups.setdefault(_same(device), []).append(device)
     in_order = sorted(groups.values(), key=lambda same: _VERDICTS.index(same[0].verdict))
+    is_only = len(report.devices) == 1
     for devices in in_order:
         largest = max(devices, key=lambda device: device.bytes_per_step)
-        who = "" if len(report.devices) == 1 else f"{_names(devices, report.devices)}: "
-        console.print(Text(printable(who + answer(largest)), "bold"), soft_wrap=True)
+        who = "" if is_only else f"{_names(devices, report.devices)}: "
+        yield line(who + answer(largest), "bold")
     for devices in in_order:
-        console.print()
-        show_device(console, devices[0], top, is_only=len(report.devices) == 1)
-    console.print()
-    for line in _advice(report):
-        console.print(Text(printable(line)), soft_wrap=True)
+        yield ""
+        yield from of_device(devices[0], top, is_only=is_only)
+    yield ""
+    yield from map(line, _advice(report))
 
 
-def show_device(console: Console, device: DeviceLeaks, top: int, *, is_only: bool) -> None:
-    """Print what was observed on one device, what grew, and what only seemed to."""
-    console.print(Text(printable(_observed(device, is_only))), soft_wrap=True)
+def of_device(device: DeviceLeaks, top: int, *, is_only: bool) -> Iterator[Part]:
+    """Yield what was observed on one device, what grew, and what only seemed to."""
+    yield line(_observed(device, is_only))
     if device.growths and top:
-        console.print(_growths_table(device, top))
+        yield _growths_table(device, top)
     if device.verdict != "leak" and device.releases and top:
-        console.print(_releases_table(device, top))
+        yield _releases_table(device, top)
 
 
 def _same(device: DeviceLeaks) -> str:
@@ -124,17 +122,14 @@ def _growths_table(device: DeviceLeaks, top: int) -> Table:
         "held": lambda each: f"{size(each.held_bytes)}\n{number(each.blocks, 'block')}",
         "call site": lambda growth: _site(growth, is_mixed),
     }
-    table = make_table(device.growths[:top], columns, text=-1)
-    if others := device.growths[top:]:
-        table.add_row(*[""] * 5, f"({len(others):,} others)")
-    return table
+    return make_table(device.growths, columns, text=-1, top=top)
 
 
 def _site(growth: Growth, is_mixed: bool) -> Fitted:
     callers = [frame for frame in growth.frames[1:] if frame.name != "<module>"]
-    more = [f"phase {printable(growth.phase)}"] if growth.phase else []
+    more = [f"phase {growth.phase}"] if growth.phase else []
     if growth.kept_by:
-        more.append(kept_by_text(printable(growth.kept_by)))
+        more.append(kept_by_text(growth.kept_by))
     if growth.kind == "replaced":
         more.append("(each block is replaced by a larger one)")
     if is_mixed and growth.verdict == "unknown":
@@ -163,8 +158,7 @@ def _advice(report: LeakReport) -> Iterator[str]:
     device = verdicts[0]
     path = shlex.quote(device.path)
     if device.verdict == "leak":
-        what = printable(remedy(leaks_of(device)))
-        yield f"What to do: {what}. All memory held at the end, by stack:"
+        yield f"What to do: {remedy(leaks_of(device))}. All memory held at the end, by stack:"
         yield f"    pytracer export {path} --to collapsed --at end"
         return
     if device.verdict == "none":

@@ -1,10 +1,8 @@
 """The tables of `pytracer show --all`, and the table of held memory."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 from rich.table import Table
 
@@ -18,13 +16,15 @@ from pytracer.commands.table import (
     Cell,
     Columns,
     Fitted,
+    Summed,
+    Total,
     add_row,
     call_chain,
     make_table,
     new_table,
     transposed_table,
 )
-from pytracer.text import duration, number, printable, size, wrapped_text
+from pytracer.text import duration, size, wrapped_text
 
 SHOWN_OOMS = 3
 
@@ -89,14 +89,14 @@ def usage_table(device: DeviceReport) -> Table:
     }
     if device.is_cpu:
         del samples["peak reserved"]
-    columns = {name: sample for name, sample in samples.items() if sample is not None}
+    columns = [(name, sample) for name, sample in samples.items() if sample is not None]
     rows: dict[str, Callable[[UsageSample], Cell]] = {
         "after event": lambda sample: "" if sample.event is None else f"{sample.event:,}",
         "time": partial(_since, device),
         "step": lambda sample: (
             str(sample.step) if has_steps(device) and sample.step is not None else ""
         ),
-        "phase": lambda sample: printable(sample.phase or ""),
+        "phase": lambda sample: sample.phase or "",
     }
     for key, name in AMOUNTS.items():
         if not device.is_cpu or key in AMOUNTS_OF_CPU:
@@ -156,7 +156,7 @@ def phases_table(device: DeviceReport, modules: Collection[str], top: int) -> Ta
 def _phase_name(device: DeviceReport, phase: Phase) -> str:
     if phase.phase is None:
         return "(before the trace)" if device.only_phase is None else "(before, or other phases)"
-    return printable(phase.phase) or "(none)"
+    return phase.phase or "(none)"
 
 
 def ooms_table(device: DeviceReport) -> Table:
@@ -188,9 +188,9 @@ def ooms_table(device: DeviceReport) -> Table:
     if has_steps(device):
         rows["step"] = lambda oom: "-" if oom.step is None else str(oom.step)
     if any(oom.phase for oom in shown):
-        rows["phase"] = lambda oom: printable(oom.phase) or "-"
+        rows["phase"] = lambda oom: oom.phase or "-"
     rows["call site"] = lambda oom: call_chain(oom.call_site)
-    return transposed_table({f"event {oom.event:,}": oom for oom in shown}, rows, title=title)
+    return transposed_table(((f"event {oom.event:,}", oom) for oom in shown), rows, title)
 
 
 def _size(size_bytes: int | None) -> str:
@@ -200,27 +200,12 @@ def _size(size_bytes: int | None) -> str:
 _ANSWERS = {True: "yes", False: "no", None: "unknown"}
 
 
-@dataclass(frozen=True)
-class HeldRow:
-    """A row of a table of held memory; `count` is the number of blocks."""
-
-    size_bytes: int
-    requested_bytes: int
-    count: int
-    name: str | Fitted
-
-    @classmethod
-    def of(cls, holders: Iterable[Any], name: str | Fitted) -> "HeldRow":
-        """Return the row of what holds memory: one `Site`, `Group` or usage, or several."""
-        amounts = ((each.size_bytes, each.requested_bytes, each.count) for each in holders)
-        size_bytes, requested_bytes, count = map(sum, zip(*amounts, strict=True))
-        return cls(size_bytes, requested_bytes, count, name)
-
-
-def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun: str) -> Table:
+def held_table(
+    rows: Sequence[Total], title: str, top: int, *, key: str, others: str = "other"
+) -> Table:
     """Make the table of what holds memory; `key` is the header of the names.
 
-    All rows but the first `top` are one row, of other `noun`s.
+    A row is of one `Site`, `Group` or usage, or of several. The others are as for `make_table`.
     """
     whole = sum(row.size_bytes for row in rows)
     is_rounded = any(
@@ -228,28 +213,22 @@ def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun:
         for row in rows
         if row.size_bytes >= LEAST_SHARE * whole
     )
-    columns: dict[str, str | Callable[[HeldRow], str]] = {"bytes": "size_bytes"}
-    if is_rounded:
-        columns["requested"] = "requested_bytes"
-    columns |= {
-        "share": lambda row: f"{row.size_bytes / whole if whole else 0:.0%}",
+    columns: Columns = {
+        "bytes": "size_bytes",
+        **({"requested": "requested_bytes"} if is_rounded else {}),
+        "share": Summed(lambda row: f"{row.size_bytes / whole if whole else 0:.0%}"),
         "blocks": "count",
         key: "name",
     }
-    shown = list(rows[:top])
-    if others := rows[top:]:
-        shown.append(HeldRow.of(others, f"({number(len(others), f'other {noun}'.rstrip())})"))
-    return make_table(shown, columns, title=title or None, text=-1)
+    return make_table(rows, columns, title=title, text=-1, top=top, others=others)
 
 
 def sites_table(sites: Sequence[Site], title: str, top: int, holders: Sequence[Holder]) -> Table:
     """Make the table of the largest call sites, with callers of those that `holders` has."""
     callers = {holder.site.call_site: holder.callers for holder in holders}
-    rows = [
-        HeldRow.of([site], call_chain(site.call_site, callers.get(site.call_site, [])))
-        for site in sites
-    ]
-    return held_table(rows, title, top, key="call site ← callers", noun="call site")
+    chains = (call_chain(site.call_site, callers.get(site.call_site, [])) for site in sites)
+    rows = [Total([site], chain) for site, chain in zip(sites, chains, strict=True)]
+    return held_table(rows, title, top, key="call site ← callers", others="other call site")
 
 
 def overview(reports: Sequence[Report]) -> Table:
@@ -262,18 +241,18 @@ def overview(reports: Sequence[Report]) -> Table:
     folder = os.path.commonpath([os.path.dirname(file) for file in files])
     table = new_table(
         ("file", "peak\nallocated", "peak\nreserved", "reserved -\nallocated", "OOM", "lost"),
-        title=printable(folder),
+        title=folder,
         text=0,
     )
     for report, file in zip(reports, files, strict=True):
-        name = printable(os.path.relpath(file, folder))
+        name = os.path.relpath(file, folder)
         if not report.devices:
             add_row(table, _cell(name), *"-----")
         for device in report.devices:
             peak, reserved = device.peak_allocated, device.peak_reserved
             add_row(
                 table,
-                _cell(f"{name}, {printable(device.name)}"),
+                _cell(f"{name}, {device.name}"),
                 _peak(device),
                 _amount(device, reserved, "reserved_bytes"),
                 _amount(device, peak, "fragmentation_bytes"),

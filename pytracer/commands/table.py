@@ -1,8 +1,11 @@
-"""Tables for the terminal: numbers, ranges and call sites that fit their columns."""
+"""What commands print: texts, and tables of numbers and call sites that fit their columns.
+
+All texts are made printable here, because the author of a file chooses the names in it.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -11,38 +14,93 @@ from rich.text import Text
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.reading.snapshot import Frame
-from pytracer.text import printable, size
+from pytracer.text import number, printable, signed_size, size
 
 _RANGE = re.compile(r"[\d.]+(?: \w+)?-[\d.]+ \w+")
 _MARKS = re.compile(r"[\\`*_\[\]<>|~&#$]")
 _LEAST_WIDTH = 12
 
 Cell: TypeAlias = "str | Text | Fitted"
-Columns: TypeAlias = "Mapping[str, str | Callable[[Any], Cell]]"
-"""The header of each column, and the attribute of a row or the function that gives its cell."""
+Column: TypeAlias = "str | Summed | Callable[[Any], Cell]"
+"""An attribute of a row, or the function that returns the cell of a row."""
+Columns: TypeAlias = "Mapping[str, Column]"
+"""The columns of a table by their headers."""
+Part: TypeAlias = "str | Text | Table"
+"""A text, which is wrapped, "" for an empty line; a `line`; or a table."""
+
+
+def echo(parts: Iterable[Part], console: Console | None = None) -> None:
+    """Print parts, one below the other."""
+    console = console or Console(highlight=False)
+    for part in parts:
+        shown = bold(part, "") if isinstance(part, str) else part
+        console.print(shown, soft_wrap=isinstance(shown, Text) and bool(shown.no_wrap))
+
+
+def bold(text: str, style: str = "bold") -> Text:
+    """Return a text that is wrapped."""
+    return Text(printable(text), style)
+
+
+def line(text: str, style: str = "") -> Text:
+    """Return a text that only the terminal wraps, so that its paths and commands can be copied."""
+    return Text(printable(text), style, no_wrap=True)
 
 
 def make_table(
-    rows: Iterable[Any], columns: Columns, *, title: str | None = None, text: int | None = None
+    rows: Iterable[Any],
+    columns: Columns,
+    *,
+    title: str = "",
+    text: int | None = None,
+    top: int | None = None,
+    others: str = "other",
 ) -> Table:
     """Make a table of numbers with a row for each of `rows`.
 
-    Attributes whose name ends in `_bytes` are sizes; "-" stands for None and "". The other
-    arguments are those of `new_table`.
+    Attributes whose name ends in `_bytes` are sizes; "-" stands for None and "".
+
+    Args:
+        rows, columns: The content.
+        title: The title.
+        text: Of the columns of numbers, the one that has texts instead.
+        top: The most rows. One more row has the sums of the other rows' attributes, and says how
+            many `others` they are.
     """
-    table = new_table(columns, title=title, text=text)
-    for row in rows:
-        cells = []
-        for column in columns.values():
-            cells.append(_attribute(row, column) if isinstance(column, str) else column(row))
-        add_row(table, *cells)
+    table, rows = new_table(columns, title=title, text=text), [*rows]
+    for row in rows[:top]:
+        add_row(table, *(_cell(column, row) for column in columns.values()))
+    if left := rows[len(rows) if top is None else top :]:
+        *summed, _ = columns.values()
+        total = Total(left)
+        sums = ("" if callable(column) else _cell(column, total) for column in summed)
+        add_row(table, *sums, f"({number(len(left), others)})")
     return table
 
 
-def new_table(names: Iterable[str], *, title: str | None = None, text: int | None = None) -> Table:
-    """Make a table without rows. Of its columns of numbers, the one at `text` has texts instead."""
+class Summed(NamedTuple):
+    """A column whose function also returns the cell of a `Total`."""
+
+    cell: Callable[[Any], Cell]
+
+
+class Total:
+    """A row with a name. Its other attributes are sums of those of rows; "" if they are texts."""
+
+    def __init__(self, rows: Sequence[Any], name: Cell = "") -> None:
+        """Make the row of one or several."""
+        self._rows, self.name = rows, name
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the sum of an attribute."""
+        values = [getattr(row, name) for row in self._rows]
+        return sum(values) if all(type(value) is int for value in values) else ""
+
+
+def new_table(names: Iterable[str], *, title: str = "", text: int | None = None) -> Table:
+    """Make a table without rows; the arguments are those of `make_table`."""
     # Titles and cells may hold names from a file, whose brackets are not markup.
-    table = Table(title=None if title is None else Text(title, "table.title"), title_justify="left")
+    table = Table(title=bold(title, "table.title") if title else None, title_justify="left")
     for name in names:
         table.add_column(name, justify="right")
     if text is not None:
@@ -51,15 +109,16 @@ def new_table(names: Iterable[str], *, title: str | None = None, text: int | Non
 
 
 def transposed_table(
-    columns: Mapping[str, Any], rows: Mapping[str, Callable[[Any], Cell]], title: str | None = None
+    columns: Iterable[tuple[str, Any]], rows: Mapping[str, Callable[[Any], Cell]], title: str = ""
 ) -> Table:
-    """Make a table with a column for each of `columns`, by name, and a row for each figure of them.
+    """Make a table with a named column for each of `columns`, and a row for each figure of them.
 
     A row without texts is left out.
     """
-    table = new_table(["", *columns], title=title, text=0)
+    names, values = zip(*columns, strict=True)
+    table = new_table(["", *names], title=title, text=0)
     for name, figure in rows.items():
-        if any(cells := [figure(each) for each in columns.values()]):
+        if any(cells := [*map(figure, values)]):
             add_row(table, name, *cells)
     return table
 
@@ -73,7 +132,7 @@ def _shown(cell: "Cell") -> "Text | Fitted":
     if not isinstance(cell, str):
         return cell
     if _RANGE.fullmatch(cell) is None:
-        return Text(cell, overflow="fold")
+        return Text(_printable(cell), overflow="fold")
 
     def range_text(width: int | None) -> str:
         return cell if width is None or len(cell) <= width else cell.replace("-", "-\n")
@@ -81,13 +140,23 @@ def _shown(cell: "Cell") -> "Text | Fitted":
     return Fitted(range_text)
 
 
-def _attribute(row: Any, name: str) -> "Cell":
-    value: int | Cell | None = getattr(row, name)
+def _cell(column: "Column", row: Any) -> "Cell":
+    if isinstance(column, Summed):
+        return column.cell(row)
+    if callable(column):
+        return column(row)
+    value: int | Cell | None = getattr(row, column)
     if value is None or value == "":
         return "-"
-    if isinstance(value, int):
-        return size(value) if name.endswith("_bytes") else f"{value:,}"
-    return printable(value) if isinstance(value, str) else value
+    if not isinstance(value, int):
+        return printable(value) if isinstance(value, str) else value
+    if column.endswith("delta_bytes"):
+        return signed_size(value)
+    return size(value) if column.endswith("_bytes") else f"{value:,}"
+
+
+def _printable(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 class Fitted:
@@ -96,7 +165,7 @@ class Fitted:
     def __init__(self, fit: Callable[[int | None], str]) -> None:
         """Make a cell, given a function that returns the text for a width; None: any width."""
         self._fit = fit
-        self.longest = fit(None)
+        self.longest = _printable(fit(None))
         self._width = max(map(len, self.longest.split("\n")))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -106,11 +175,13 @@ class Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the text for the width of the column."""
-        yield Text(self._fit(options.max_width), overflow="fold")
+        yield Text(_printable(self._fit(options.max_width)), overflow="fold")
 
 
-def markdown(part: Text | Table) -> str:
-    """Return a line or a table as Markdown; "" for an empty line."""
+def markdown(part: Part) -> str:
+    """Return a text or a table as Markdown; "" for an empty line."""
+    if isinstance(part, str):
+        return _escaped(printable(part))
     if isinstance(part, Text):
         return f"**{_escaped(part)}**" if part.style == "bold" else _escaped(part)
     columns = part.columns

@@ -182,7 +182,7 @@ def _page_of_files(
         )
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
     path, verdict = Path(summaries[0].file.path), verdict_of(summaries[0].file)
-    name = printable(f"{path.parent.name}/{path.name}".lstrip("/"))
+    name = f"{path.parent.name}/{path.name}".lstrip("/")
     verdict = replace(verdict, heading=f"{name}: {verdict.heading}")
     return Page(title, verdict, summaries, content, left_out), failed
 

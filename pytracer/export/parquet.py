@@ -1,102 +1,38 @@
 """Snapshots as tables in Parquet, for DuckDB, pandas, Spark and Ray.
 
 There are two tables, `events` and `blocks`, with one file for each snapshot. Rows are written in
-groups, and each distinct text (stack, name) is stored once, so that no Python object is made for an
-event.
+groups. Each group stores a distinct text (stack, name) once, so that no Python object is made for
+an event.
 """
 
-import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer.analysis.block_categories import block_categories, rows_at_end, values_of
-from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
-from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
-from pytracer.analysis.modules import block_modules
+from pytracer.analysis.blocks import Blocks, Coded, blocks_of, numbered
+from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.device_data import DeviceData, device_data
+from pytracer.analysis.history import replay
 from pytracer.atomic_file import open_output
-from pytracer.errors import PytracerError
+from pytracer.errors import optional
 from pytracer.export.texts import frame_text, stack_texts
 from pytracer.reading.files import parse_place
-from pytracer.reading.snapshot import NO_TIME, Column, Snapshot
-from pytracer.reading.steps import step_boundaries
+from pytracer.reading.snapshot import NO_TIME, Column, Snapshot, has_events
 
 ROWS = 1 << 17  # the number of rows in a row group
 
-_ORIGIN = {
-    "snapshot": "text",
-    "rank": "int32",
-    "host": "text",
-    "pid": "int64",
-    "backend": "text",
-    "device": "int32",
-}
-_PLACE = {
-    "stream": "int64",
-    "pool": "text",
-    "site": "text",
-    "stack": "text",
-    "autograd_node": "text",
-    "forward_stack": "text",
-    "forward_phase": "text",
-}
+PYARROW = ("pyarrow", "pyarrow.parquet")
+
 _USAGE = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
 _LIFE = ("alloc", "free_requested", "free")
-EVENTS = {
-    **_ORIGIN,
-    "event": "int64",
-    "time": "time",
-    "step": "int64",
-    "phase": "text",
-    "action": "text",
-    "address": "int64",
-    "size_bytes": "int64",
-    **_PLACE,
-    "compile_context": "text",
-    **dict.fromkeys(_USAGE, "int64"),
-}
-"""The columns of `events`, and their kinds: "text" is dictionary-encoded, "time" is UTC."""
-BLOCKS = {
-    **_ORIGIN,
-    "address": "int64",
-    "size_bytes": "int64",
-    "requested_bytes": "int64",
-    **_PLACE,
-    "phase": "text",
-    "step": "int64",
-    **{f"{name}_event": "int64" for name in _LIFE},
-    **{f"{name}_time": "time" for name in _LIFE},
-    "category": "text",
-    "category_rule": "text",
-    "owner": "text",
-    "holder": "text",
-    "module": "text",
-}
-"""The columns of `blocks`."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Texts:
-    """Texts that rows refer to by index; the distinct ones form the dictionary."""
-
-    distinct: Any  # a pyarrow array
-    code: Column  # for each text its index in `distinct`
-
-
-@dataclass(frozen=True, eq=False)
-class _Coded:
-    """A column of texts: for each row the index of its text, and whether it has none."""
-
-    index: Column
-    texts: _Texts
-    is_null: Column | bool = False
-
-
-Rows = Mapping[str, Any]  # _Coded for texts; else an array, masked where it is unknown
+Rows = Mapping[str, Any]
+"""The columns of rows: `Coded` texts, None where there is none; or an array, masked where it is
+unknown, of int32, of times (UTC), or else of int64."""
 
 
 def write_tables(snapshot: Snapshot, name: str, output: Path) -> list[str]:
@@ -116,183 +52,158 @@ def write_tables(snapshot: Snapshot, name: str, output: Path) -> list[str]:
         open_output(paths[0], makes_folder=True) as events,
         open_output(paths[1], makes_folder=True) as blocks,
     ):
-        tables.write(events, EVENTS, tables.events())
-        tables.write(blocks, BLOCKS, tables.blocks())
-    return tables.notes
-
-
-def pyarrow(who_needs: str = "tables need") -> Any:
-    """Return the package, which is optional; `who_needs` it begins the error's text.
-
-    Raises:
-        PytracerError: It is not installed.
-    """
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise PytracerError(f"{who_needs} pyarrow ({error}): `pip install pyarrow`") from error
+        tables.write(events, tables.events())
+        tables.write(blocks, tables.blocks())
+    return tables.notes()
 
 
 class _Tables:
     def __init__(self, snapshot: Snapshot, name: str) -> None:
-        self._arrow = pyarrow()
-        self._snapshot, self._metadata = snapshot, snapshot.metadata
+        self._arrow, _ = optional("tables need", *PYARROW)
+        self._snapshot, self._name = snapshot, name
         self._place = parse_place(Path(snapshot.path))
-        self._histories, self.notes = _histories(snapshot)
-        stacks, strings = snapshot.stacks, snapshot.strings
-        self._stacks = self._texts(
+        # The oldest files have no traces: the columns of their tables have no rows.
+        self._devices = [_device(snapshot, i) for i in range(max(len(snapshot.traces), 1))]
+        self._stacks = _known(
             stack_texts(snapshot, lambda filename, name, line: f"{filename}:{line} {name}", "\n")
         )
-        sites, self._site_of = np.unique(call_sites(stacks), return_inverse=True)
-        frames = (frame_at(stacks, site) for site in sites.tolist())
-        self._sites = self._texts("" if each is None else frame_text(each) for each in frames)
-        self._has_site = sites[self._site_of] != UNKNOWN
-        self._has_frames = np.diff(stacks.offsets) != 0
-        self._strings = self._texts(strings)
-        self._actions = self._texts(snapshot.actions)
-        self._pools = self._texts(f"{high}.{low}" for high, low in snapshot.pools.tolist())
-        self._name, self._host = self._texts([name]), self._texts([self._metadata.host or ""])
-        self._backends = self._texts(snapshot.backend(d) for d in range(len(snapshot.traces)))
+        sites, self._site_of = np.unique(call_sites(snapshot.stacks), return_inverse=True)
+        frames = (frame_at(snapshot.stacks, site) for site in sites.tolist())
+        self._sites = [None if frame is None else frame_text(frame) for frame in frames]
+        self._pools = [f"{high}.{low}" for high, low in snapshot.pools.tolist()]
+        self._names = _known(snapshot.strings)
+
+    def notes(self) -> list[str]:
+        path = self._snapshot.path
+        notes = [] if any(map(len, self._snapshot.traces)) else [f"{path}: it has no events"]
+        reasons = (data.contradiction for data in self._devices if data.contradiction is not None)
+        for reason in reasons:
+            why = reason.partition(", so the usage")[0]
+            notes.append(f"{path}: no blocks, and no bytes after events: {why}")
+        return notes
 
     def events(self) -> Iterator[Rows]:
-        for device, (trace, history) in enumerate(
-            zip(self._snapshot.traces, self._histories, strict=True)
-        ):
-            step_of = self._steps(device)
-            for begin in range(0, len(trace), ROWS):
+        strings = self._snapshot.strings
+        for data in self._devices:
+            trace, step_of = data.trace, self._steps(data)
+            for begin in range(0, max(len(trace), 1), ROWS):
                 rows = slice(begin, begin + ROWS)
                 event = np.arange(begin, min(begin + ROWS, len(trace)))
                 yield {
-                    **self._origin_columns(device, len(event)),
+                    **self._origin(data.device, len(event)),
                     "event": event,
-                    "time": np.ma.masked_equal(trace.time_us[rows], NO_TIME),
+                    "time": _times(trace.time_us, event),
                     "step": step_of(event),
-                    "phase": _Coded(trace.user_metadata[rows], self._strings),
-                    "action": _Coded(trace.action[rows], self._actions),
+                    "phase": Coded(strings, trace.user_metadata[rows]),
+                    "action": Coded(self._snapshot.actions, trace.action[rows]),
                     "address": trace.address[rows],
                     "size_bytes": trace.size_bytes[rows],
                     "stream": trace.stream[rows],
-                    "pool": _Coded(trace.pool[rows], self._pools),
+                    "pool": Coded(self._pools, trace.pool[rows]),
                     **self._stack(trace.stack[rows]),
-                    "compile_context": _Coded(trace.compile_context[rows], self._strings),
-                    **_usage(history, event),
+                    "compile_context": Coded(strings, trace.compile_context[rows]),
+                    **_usage(data, event),
                 }
 
     def blocks(self) -> Iterator[Rows]:
-        for device, history in enumerate(self._histories):
-            if not history.is_known:
-                continue
-            blocks, step_of = history.blocks, self._steps(device)
-            time_us = self._snapshot.traces[device].time_us
-            found = block_categories(self._snapshot, device, history)
-            modules = block_modules(self._snapshot, device, history)
-            at_end = rows_at_end(self._snapshot, device, blocks)
-            holder = values_of(self._snapshot.blocks.holder, at_end)
-            kinds = [self._texts(pair[i] for pair in found.kinds) for i in range(2)]
-            paths = self._texts(modules.paths)
-            for begin in range(0, len(blocks), ROWS):
-                rows = slice(begin, begin + ROWS)
-                life = {name: getattr(blocks, f"{name}_event")[rows] for name in _LIFE}
-                for name, event in life.items():
-                    is_outside = (event < 0) | (event >= len(time_us))
-                    life[name] = np.ma.masked_where(is_outside, event)
-                is_older = np.ma.getmaskarray(life["alloc"])
-                step, birth = step_of(blocks.alloc_event[rows]), blocks.birth_step[rows]
-                is_told = is_older & (birth != 0)
-                step[is_told] = birth[is_told]
-                yield {
-                    **self._origin_columns(device, len(is_older)),
-                    "address": blocks.address[rows],
-                    "size_bytes": np.ma.array(blocks.size_bytes[rows], mask=~blocks.is_sized[rows]),
-                    "requested_bytes": blocks.requested_bytes[rows],
-                    "stream": blocks.stream[rows],
-                    "pool": _Coded(blocks.pool[rows], self._pools, is_older),
-                    **self._stack(blocks.stack[rows]),
-                    "phase": _Coded(blocks.user_metadata[rows], self._strings, is_older),
-                    "step": step,
-                    **{f"{name}_event": event for name, event in life.items()},
-                    **{f"{name}_time": _times(time_us, event) for name, event in life.items()},
-                    "category": _Coded(found.kind[rows], kinds[0]),
-                    "category_rule": _Coded(found.kind[rows], kinds[1]),
-                    "owner": _Coded(found.owner[rows], self._strings, found.owner[rows] == 0),
-                    "holder": _Coded(holder[rows], self._strings, holder[rows] == 0),
-                    "module": _Coded(modules.path[rows], paths, modules.path[rows] == 0),
-                }
+        for data in self._devices:
+            blocks, step_of = blocks_of(data), self._steps(data)
+            if not self._snapshot.traces or data.contradiction is not None:
+                blocks = blocks.where(np.zeros(0, np.int64))
+            for begin in range(0, max(len(blocks), 1), ROWS):
+                rows = np.arange(begin, min(begin + ROWS, len(blocks)))
+                yield self._of_blocks(blocks.where(rows), step_of)
 
-    def write(self, file: BinaryIO, kinds: Mapping[str, str], groups: Iterator[Rows]) -> None:
-        pa = self._arrow
-        types = {
-            "text": pa.dictionary(pa.int32(), pa.string()),
-            "time": pa.timestamp("us", tz="UTC"),
-            "int32": pa.int32(),
-            "int64": pa.int64(),
+    def _of_blocks(self, blocks: Blocks, step_of: Callable[[Column], Any]) -> Rows:
+        time_us = blocks.data.trace.time_us
+        life = {name: blocks[f"{name}_event"].astype(np.int64) for name in _LIFE}
+        for name, event in life.items():
+            life[name] = np.ma.masked_where((event < 0) | (event >= len(time_us)), event)
+        is_older = np.ma.getmaskarray(life["alloc"])
+        step, birth = step_of(blocks["alloc_event"]), blocks["birth_step"]
+        is_told = is_older & (birth != 0)
+        step[is_told] = birth[is_told]
+        rules = [rule for _, rule in blocks.column("kind").values]
+        modules, path = blocks.column("module_path")
+        return {
+            **self._origin(blocks.data.device, len(blocks)),
+            "address": blocks["address"],
+            "size_bytes": np.ma.array(blocks["size_bytes"], mask=~blocks["is_sized"]),
+            "requested_bytes": blocks["requested_bytes"],
+            "stream": blocks.of_lives("stream"),
+            "pool": _unless(is_older, self._pools, blocks.of_lives("pool")),
+            **self._stack(blocks["stack"]),
+            "phase": _unless(is_older, self._snapshot.strings, blocks["user_metadata"]),
+            "step": step,
+            **{f"{name}_event": event for name, event in life.items()},
+            **{f"{name}_time": _times(time_us, event) for name, event in life.items()},
+            "category": blocks.column("category"),
+            "category_rule": Coded(rules, blocks["kind"]),
+            "owner": blocks.column("owner"),
+            "holder": Coded(self._names, blocks["kept_by"]),
+            "module": Coded(_known(modules), path),
         }
-        metadata = json.dumps(self._metadata.as_written, default=str)
-        schema = pa.schema(
-            {name: types[kind] for name, kind in kinds.items()}, metadata={"pytracer": metadata}
-        )
-        writer = pa.parquet.ParquetWriter(
-            file,
-            schema,
-            compression="zstd",
-            use_dictionary=[name for name, kind in kinds.items() if kind == "text"],
-            dictionary_pagesize_limit=1 << 30,  # beyond it each row stores its own text
-        )
-        with writer:
-            for rows in groups:
-                arrays = [self._array(rows[field.name], field.type) for field in schema]
-                writer.write_batch(pa.record_batch(arrays, schema=schema))
 
-    def _array(self, values: Any, kind: Any) -> Any:
+    def write(self, file: BinaryIO, groups: Iterator[Rows]) -> None:
+        pa, writer = self._arrow, None
+        metadata = {"pytracer": json.dumps(self._snapshot.metadata.as_written, default=str)}
+        for rows in groups:
+            batch = pa.record_batch({name: self._array(values) for name, values in rows.items()})
+            if writer is None:
+                texts = [name for name, values in rows.items() if isinstance(values, Coded)]
+                writer = pa.parquet.ParquetWriter(
+                    file,
+                    batch.schema.with_metadata(metadata),
+                    compression="zstd",
+                    use_dictionary=texts,
+                    dictionary_pagesize_limit=1 << 30,  # beyond it each row stores its own text
+                )
+            writer.write_batch(batch)
+        assert writer is not None  # there is a group for each device, and a device
+        writer.close()
+
+    def _array(self, values: Any) -> Any:
         pa = self._arrow
-        if not isinstance(values, _Coded):
+        if not isinstance(values, Coded):
+            kinds = {"M": pa.timestamp("us", tz="UTC"), "i4": pa.int32()}
+            kind = kinds.get(values.dtype.kind) or kinds.get(values.dtype.str[1:], pa.int64())
             mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
             return pa.array(np.ma.getdata(values), mask=mask).cast(kind)
-        codes, texts = values.texts.code[values.index], values.texts.distinct
-        # A row group stores its own dictionary: the texts that it needs.
-        is_used = np.zeros(len(texts), bool)
-        is_used[codes] = True
-        codes = (np.cumsum(is_used, dtype=np.int32) - 1)[codes]
-        texts = texts.take(np.flatnonzero(is_used))
-        mask = np.broadcast_to(values.is_null, len(codes))
-        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=mask), texts)
-
-    def _texts(self, texts: Iterable[str]) -> _Texts:
+        used, code = numbered(values.code)
         codes: dict[str, int] = {}
         # Arrow has no lone surrogates, which names of files may contain: they are replaced.
-        valid = (text.encode(errors="replace").decode() for text in texts)
-        code = np.array([codes.setdefault(text, len(codes)) for text in valid], np.int32)
-        if not codes:  # rows without a text refer to index 0
-            codes, code = {"": 0}, np.zeros(1, np.int32)
-        return _Texts(self._arrow.array(list(codes), self._arrow.string()), code)
+        texts = (values.values[i] for i in used.tolist())
+        valid = (None if text is None else text.encode(errors="replace").decode() for text in texts)
+        places = [-1 if text is None else codes.setdefault(text, len(codes)) for text in valid]
+        place = np.array(places, np.int32)[code]
+        index = pa.array(place, mask=place < 0)
+        return pa.DictionaryArray.from_arrays(index, pa.array([*codes], pa.string()))
 
-    def _origin_columns(self, device: int, count: int) -> Rows:
-        first, metadata = np.zeros(count, np.int32), self._metadata
+    def _origin(self, device: int, count: int) -> Rows:
+        first, metadata = np.zeros(count, np.int32), self._snapshot.metadata
         rank = self._place.rank if metadata.rank is None else metadata.rank
         return {
-            "snapshot": _Coded(first, self._name),
-            "rank": _constant(rank, count),
-            "host": _Coded(first, self._host, not metadata.host),
+            "snapshot": Coded([self._name], first),
+            "rank": _constant(rank, count).astype(np.int32),
+            "host": Coded([metadata.host or None], first),
             "pid": _constant(metadata.pid, count),
-            "backend": _Coded(first + device, self._backends),
+            "backend": Coded([self._snapshot.backend(device)], first),
             "device": first + device,
         }
 
     def _stack(self, stack: Column) -> Rows:
         stacks = self._snapshot.stacks
-        forward = stacks.forward[stack]
         return {
-            "site": _Coded(self._site_of[stack], self._sites, ~self._has_site[stack]),
-            "stack": _Coded(stack, self._stacks, ~self._has_frames[stack]),
-            "autograd_node": _Coded(stacks.node[stack], self._strings, stacks.node[stack] == 0),
-            "forward_stack": _Coded(forward, self._stacks, ~self._has_frames[forward]),
-            "forward_phase": _Coded(stacks.phase[stack], self._strings, stacks.phase[stack] == 0),
+            "site": Coded(self._sites, self._site_of[stack]),
+            "stack": Coded(self._stacks, stack),
+            "autograd_node": Coded(self._names, stacks.node[stack]),
+            "forward_stack": Coded(self._stacks, stacks.forward[stack]),
+            "forward_phase": Coded(self._names, stacks.phase[stack]),
         }
 
-    def _steps(self, device: int) -> Callable[[Column], Any]:
+    def _steps(self, data: DeviceData) -> Callable[[Column], Any]:
         """Return a function from events to their steps."""
-        boundaries, place = step_boundaries(self._snapshot, device), self._place
+        boundaries, place = data.boundaries, self._place
         if not boundaries and place.first is not None and place.first == place.last:
             boundaries = [(place.first, 0)]
         steps = np.array([0, *(step for step, _ in boundaries)])
@@ -305,38 +216,41 @@ class _Tables:
         return step_of
 
 
-def _histories(snapshot: Snapshot) -> tuple[list[History], list[str]]:
-    found: list[History] = []
-    notes = [] if any(map(len, snapshot.traces)) else [f"{snapshot.path}: it has no events"]
-    for device in range(len(snapshot.traces)):
-        try:
-            found.append(replay(snapshot, device))
-        except ContradictionError as error:
-            found.append(unknown_history())
-            notes.append(f"{snapshot.path}: no blocks, and no bytes after events: {error}")
-    return found, notes
+def _device(snapshot: Snapshot, device: int) -> DeviceData:
+    data = device_data(snapshot, device)
+    if len(data.trace) and not has_events(data.trace):  # marks, which change nothing
+        return replace(data, history=replay(snapshot, device))
+    return data
+
+
+def _known(texts: Iterable[str]) -> list[str | None]:
+    """Return texts with None for "", which stands for none."""
+    return [text or None for text in texts]
+
+
+def _unless(is_unknown: Column, texts: Sequence[str], code: Column) -> Coded:
+    return Coded([*texts, None], np.where(is_unknown, len(texts), code))
 
 
 def _constant(value: int | None, count: int) -> Any:
     return np.ma.array(np.full(count, value or 0), mask=value is None)
 
 
-def _usage(history: History, event: Column) -> Rows:
-    if not history.is_known:
+def _usage(data: DeviceData, event: Column) -> Rows:
+    history, after = data.history, event + 1
+    if data.contradiction is not None or not history.is_known:
         return dict.fromkeys(_USAGE, _constant(None, len(event)))
-    usage, after = history.usage, event + 1
-    is_bound = after < history.exact_from
-    return {
-        "requested_bytes": usage.requested_bytes[after],
-        "allocated_bytes": np.ma.array(usage.allocated_bytes[after], mask=is_bound),
-        "active_bytes": np.ma.array(usage.active_bytes[after], mask=is_bound),
-        "reserved_bytes": usage.reserved_bytes[after],
-    }
+    is_bound = (after < history.exact_from) & (data.snapshot.metadata.only_phase is None)
+    columns = {name: getattr(history.usage, name)[after] for name in _USAGE}
+    for name in ("allocated_bytes", "active_bytes"):
+        columns[name] = np.ma.array(columns[name], mask=is_bound)
+    return columns
 
 
 def _times(time_us: Column, event: Any) -> Any:
     """Return the times of events, masked where the event is masked or its time is unknown."""
     if len(time_us) == 0:
-        return _constant(None, len(event))
-    found = time_us[event.filled(0)]
-    return np.ma.array(found, mask=np.ma.getmaskarray(event) | (found == NO_TIME))
+        return _constant(None, len(event)).astype("M8[us]")
+    found = time_us[np.ma.filled(event, 0)]
+    is_unknown = np.ma.getmaskarray(event) | (found == NO_TIME)
+    return np.ma.array(found.astype("M8[us]"), mask=is_unknown)

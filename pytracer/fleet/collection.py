@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import new_dataset
@@ -14,20 +14,12 @@ from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source, find_sources, with_runs
 from pytracer.fleet.summary import collect_file, unreadable
 
+if TYPE_CHECKING:
+    from pytracer.fleet.ray_engine import RayEngine
+
+Engine: TypeAlias = "LocalEngine | RayEngine"  # what finds and reads files
+
 BATCH_FILES = 256  # the number of files whose rows are written together
-
-
-class Engine(Protocol):
-    """What finds and reads files."""
-
-    def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
-        """Return the files that paths name, and why other paths name none."""
-
-    def read(self, sources: Sequence[Source]) -> Iterator[ArrowTables]:
-        """Yield the rows of each source as it is done."""
-
-    def close(self) -> None:
-        """End what the engine has started."""
 
 
 @dataclass
@@ -52,7 +44,7 @@ class Collected:
 def collect(
     paths: Sequence[str],
     output: Path,
-    engine: Engine,
+    engine: "Engine",
     run: str | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collected:

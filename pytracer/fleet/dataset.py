@@ -14,9 +14,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from pytracer.atomic_file import open_atomically
+from pytracer.atomic_file import open_output
 from pytracer.errors import PytracerError
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, ArrowTables, arrow_schema, pyarrow
 from pytracer.reading.files import is_special
@@ -42,14 +41,9 @@ def new_dataset(path: Path) -> Iterator[Callable[[Iterable[ArrowTables]], None]]
         batch, part = list(batch), next(parts)
         for table in TABLES:
             if rows := [of_file[table] for of_file in batch if table in of_file]:
-                content = arrow.BufferOutputStream()
-                arrow.parquet.write_table(
-                    arrow.concat_tables(rows).sort_by(_ORDER),
-                    content,
-                    compression="zstd",
-                    row_group_size=_ROWS,
-                )
-                _write_file(path / table / f"{part:08d}.parquet", content.getvalue())
+                found = arrow.concat_tables(rows).sort_by(_ORDER)
+                with open_output(path / table / f"{part:08d}.parquet") as file:
+                    arrow.parquet.write_table(found, file, compression="zstd", row_group_size=_ROWS)
 
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -64,20 +58,12 @@ def new_dataset(path: Path) -> Iterator[Callable[[Iterable[ArrowTables]], None]]
     try:
         write([{table: arrow_schema(table).empty_table() for table in TABLES}])
         yield write
-        content = json.dumps({"schema_version": SCHEMA_VERSION})
-        _write_file(path / MARK, f"{content}\n".encode())
+        with open_output(path / MARK) as file:
+            file.write(f"{json.dumps({'schema_version': SCHEMA_VERSION})}\n".encode())
     except BaseException:
         for table in TABLES:
             shutil.rmtree(path / table, ignore_errors=True)
         raise
-
-
-def _write_file(path: Path, content: Any) -> None:
-    try:
-        with open_atomically(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise PytracerError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_dataset(path: Path) -> None:

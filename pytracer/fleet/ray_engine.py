@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytracer.errors import PytracerError
+from pytracer.errors import PytracerError, optional
 from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source, find_sources, is_url
 from pytracer.fleet.summary import collect_file, unreadable
@@ -47,7 +47,7 @@ class RayEngine:
         Raises:
             PytracerError: Ray is not installed, or there is no such cluster.
         """
-        self._ray = _ray()
+        (self._ray,) = optional("--engine ray needs", "ray")
         self._workers = workers
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
@@ -197,10 +197,3 @@ def _check_reachable(address: str | None) -> None:
     place = re.fullmatch(r"(?:ray://)?\[?(?P<host>[^/]+?)\]?:(?P<port>\d{1,5})", address or "")
     if place is not None:
         socket.create_connection((place["host"], int(place["port"])), _CONNECT_S).close()
-
-
-def _ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise PytracerError(f"--engine ray needs Ray ({error}): `pip install ray`") from error

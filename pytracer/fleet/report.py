@@ -1,6 +1,5 @@
 """The report on a run that was collected: DuckDB runs the files in `sql/` on the dataset."""
 
-import importlib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -8,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pytracer.errors import PytracerError
+from pytracer.errors import PytracerError, optional
 from pytracer.fleet.dataset import check_dataset
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_texts import answers_and_commands
@@ -21,6 +20,8 @@ QUERIES = (
     "phase_imbalance",
 )
 """The tables of a report, in the order in which they are made; each is made by `sql/NAME.sql`."""
+
+WHO_NEEDS = "pytracer fleet report needs"  # optional packages
 
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 
@@ -64,25 +65,8 @@ def script(table: Path, run: str | None = None, ranks: int | None = None) -> str
     return "\n".join([_variables(table, run, ranks), *map(query, (BASE, *QUERIES))])
 
 
-def check_packages(*packages: str) -> None:
-    """Raise a PytracerError that names all packages that are needed and cannot be imported."""
-    missing, reasons = [], []
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            missing.append(package)
-            reasons.append(str(error))
-    if missing:
-        raise PytracerError(
-            f"pytracer fleet report needs {' and '.join(missing)} ({'; '.join(reasons)}): "
-            f"`pip install {' '.join(missing)}`"
-        )
-
-
 def _connect() -> Any:
-    check_packages("duckdb")
-    return importlib.import_module("duckdb").connect(config=_CONFIG)
+    return optional(WHO_NEEDS, "duckdb")[0].connect(config=_CONFIG)
 
 
 def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | None, list[str]]:

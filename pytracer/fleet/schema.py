@@ -11,7 +11,8 @@ from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.report import Counts, DeviceReport, Lost, Outside
 from pytracer.analysis.steps_and_phases import Phase, Step
 from pytracer.analysis.usage import UsageSample
-from pytracer.export import parquet
+from pytracer.errors import optional
+from pytracer.export.parquet import PYARROW
 
 SCHEMA_VERSION = "3.0"
 """The version of the tables: a minor version adds columns, a major one changes a meaning."""
@@ -236,12 +237,8 @@ TABLES = {
 
 
 def pyarrow() -> Any:
-    """Return the package, which is optional.
-
-    Raises:
-        PytracerError: It is not installed.
-    """
-    return parquet.pyarrow("pytracer fleet needs")
+    """Return the package, which is optional."""
+    return optional("pytracer fleet needs", *PYARROW)[0]
 
 
 @cache

@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import importlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pytracer.errors import PytracerError
+from pytracer.errors import PytracerError, optional
 from pytracer.reading.files import SUFFIXES, OnError, find, parse_place, run_folder
 from pytracer.reading.reader import usual_bytes
 
@@ -128,7 +127,8 @@ def _remote(url: str) -> Iterator[Source]:
             name: info
             for each in (file_system.glob(path) if glob.has_magic(path) else [path])
             for name, info in file_system.find(each, detail=True).items()
-            if name == each or _is_snapshot(name, each)
+            if name == each
+            or (name.endswith(SUFFIXES) and "/." not in f"/{name.removeprefix(each)}")
         }
     if not found:
         raise PytracerError(
@@ -157,16 +157,8 @@ def _failing_as(problem: str) -> Iterator[None]:
         raise PytracerError(f"{problem}: {error}") from error
 
 
-def _is_snapshot(name: str, folder: str) -> bool:
-    parts = name.removeprefix(folder).split("/")
-    return name.endswith(SUFFIXES) and not any(part.startswith(".") for part in parts)
-
-
 def _fsspec(url: str) -> Any:
-    try:
-        return importlib.import_module("fsspec.core")
-    except ImportError as error:
-        raise PytracerError(f"{url} needs fsspec ({error}): `pip install fsspec`") from error
+    return optional(f"{url} needs", "fsspec.core")[0]
 
 
 def _url_of(url: str, path: str) -> str:

@@ -9,9 +9,8 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.diff.changes import Change
 from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.analysis.diff.texts import device_answer, falsified, share, site_text
-from pytracer.page.open_file import CURVE_POINTS, OpenFile
+from pytracer.page.open_file import CURVE_POINTS, OpenFile, highest
 from pytracer.page.tables import MOST_OF_LINE, shortened
-from pytracer.reading.snapshot import Column
 from pytracer.text import printable
 
 MOST_ROWS = 1000
@@ -84,16 +83,16 @@ def _curves(before: DeviceData | None, after: DeviceData | None) -> Mapping[str,
     if len(steps) > 1:
         parts = max(1, CURVE_POINTS // len(steps))
         curves = [
-            np.concatenate([_highest(column[slice(*of[step])], parts) for step in steps])
+            np.concatenate([highest(column[slice(*of[step])], parts) for step in steps])
             for column, of in zip(columns, begins, strict=True)
         ]
         ends = [f"step {step}" for step in (steps[0], steps[-1])]
     else:
         points = min(CURVE_POINTS, *map(len, columns))
-        curves = [_highest(column, points) for column in columns]
+        curves = [highest(column, points) for column in columns]
         ends = ["first event", "last event"]
         steps, parts = [], 1
-    first, second = (_highest(curve, min(len(curve), CURVE_POINTS)) for curve in curves)
+    first, second = (highest(curve, min(len(curve), CURVE_POINTS)) for curve in curves)
     most = int(np.abs(curves[1] - curves[0]).argmax())
     where = (
         f"in step {steps[most // parts]}"
@@ -117,10 +116,3 @@ def _begins(device: DeviceData) -> dict[int, tuple[int, int]]:
     return {
         step: (first, end + 1) for (step, first), end in zip(device.boundaries, ends, strict=True)
     }
-
-
-def _highest(column: Column, parts: int) -> Column:
-    """Return the most of each of equally long parts; a column of fewer values repeats some."""
-    begins = np.linspace(0, len(column), parts, endpoint=False).astype(np.int64)
-    highest: Column = np.maximum.reduceat(column, begins)
-    return highest

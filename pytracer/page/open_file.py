@@ -18,7 +18,7 @@ from pytracer.analysis.usage import final_sample
 from pytracer.page.file_data import capacity_bytes
 from pytracer.page.parts import rows_of
 from pytracer.reading.snapshot import OOM, Column, Snapshot
-from pytracer.text import printable, sentence
+from pytracer.text import sentence
 
 CURVE_POINTS = 300  # the most points of each curve of a file's short description
 
@@ -82,7 +82,9 @@ def summarised(file: OpenFile) -> Summary:
             "capacity_bytes": capacity_bytes(data),
         }
         if history.is_known:
-            curve = {name: _highest(getattr(usage, f"{name}_bytes")) for name in curve}
+            points = min(len(usage.allocated_bytes), CURVE_POINTS)
+            for name in curve:
+                curve[name] = highest(getattr(usage, f"{name}_bytes"), points).tolist()
     return Summary(
         file=file.file,
         events=sum(map(rows_of, file.devices)),
@@ -92,10 +94,11 @@ def summarised(file: OpenFile) -> Summary:
     )
 
 
-def _highest(column: Column) -> list[int]:
-    begins = np.linspace(0, len(column), min(len(column), CURVE_POINTS), endpoint=False)
-    highest: list[int] = np.maximum.reduceat(column, begins.astype(np.int64)).tolist()
-    return highest
+def highest(column: Column, parts: int) -> Column:
+    """Return the most of each of equally long parts; a column of fewer values repeats some."""
+    begins = np.linspace(0, len(column), parts, endpoint=False).astype(np.int64)
+    found: Column = np.maximum.reduceat(column, begins)
+    return found
 
 
 @dataclass(frozen=True)
@@ -125,12 +128,8 @@ def verdict_of(file: AnsweredFile, *, is_saved: bool = True) -> Verdict:
     untested = [one.command for one in explanation.suggestions if one.evidence == UNTESTED]
     lines += [f"Untested: {command}" for command in untested if is_saved]
     commands = [line.text for line in answer.lines if line.is_command]
-    return Verdict(
-        heading=printable(f"{answer.verdict} ({answer.where})"),
-        lines=[printable(line) for line in lines],
-        commands=[printable(command) for command in commands],
-        is_leak=answer.kind == "leak",
-    )
+    heading = f"{answer.verdict} ({answer.where})"
+    return Verdict(heading, lines, commands, is_leak=answer.kind == "leak")
 
 
 def compared(verdict: Verdict, files: Sequence[Summary], difference: Mapping[str, Any]) -> Verdict:
@@ -138,6 +137,6 @@ def compared(verdict: Verdict, files: Sequence[Summary], difference: Mapping[str
     run, baseline = (shlex.quote(each.file.path) for each in files)
     return Verdict(
         heading=difference["sentence"],
-        lines=[printable(f"{files[0].name}: {verdict.heading}"), *verdict.lines],
-        commands=[printable(f"pytracer diff {baseline} {run}"), *verdict.commands],
+        lines=[f"{files[0].name}: {verdict.heading}", *verdict.lines],
+        commands=[f"pytracer diff {baseline} {run}", *verdict.commands],
     )

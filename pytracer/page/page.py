@@ -97,10 +97,10 @@ class Page:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "left_out": [shortened(sentence, MOST_OF_LINE) for sentence in self.left_out],
             "verdict": {
-                "heading": shortened(self.verdict.heading, MOST_OF_LINE),
-                "lines": [shortened(line, MOST_OF_LINE) for line in self.verdict.lines],
-                "commands": self.verdict.commands,
-                "is_leak": self.verdict.is_leak,
+                **vars(self.verdict),
+                "heading": _line(self.verdict.heading),
+                "lines": [*map(_line, self.verdict.lines)],
+                "commands": [*map(printable, self.verdict.commands)],
             },
             "files": files,
             "difference": self.difference,
@@ -120,6 +120,10 @@ def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = 
 def _headline(summary: Summary) -> str:
     answers = summary.file.answers()
     return printable(answers[0].headline) if answers else ""
+
+
+def _line(text: str) -> str:
+    return shortened(printable(text), MOST_OF_LINE)
 
 
 def _data_id(index: int) -> str:

@@ -102,6 +102,7 @@ class Tables:
     Attributes:
         left_out: What was left out, as sentences.
         frames, sites: The frames and the texts of call sites, for the header.
+        modules, kinds: The number in the page of each module's path, and each kind of blocks.
         stack, phase, pool: The number in the page of each stack, each string that is a phase, and
             each pool of the snapshot.
     """
@@ -113,15 +114,7 @@ class Tables:
         self._snapshot, self._packer = snapshot, packer
         self._texts, self._number = [""], {"": 0}
         self._is_cut, self._left = False, MOST_TEXT
-        traces = [
-            (part, part.data.trace, slice(part.first, part.first + part.events)) for part in parts
-        ]
-        stacks = [part.blocks["stack"] for part in parts]
-        stacks += [trace.stack[shown] for _, trace, shown in traces]
-        phases = [part.blocks["user_metadata"] for part in parts]
-        phases += [trace.user_metadata[shown] for _, trace, shown in traces]
-        pools = [part.blocks.of_lives("pool") for part in parts]
-        pools += [trace.pool[shown] for _, trace, shown in traces]
+        stacks, phases, pools = (_shown(parts, name) for name in ("stack", "user_metadata", "pool"))
         pools += [np.array([s.pool for s in part.segments], np.int64) for part in parts]
         self.phase, used_phases = _numbered(phases, len(snapshot.strings), MOST_NAMES)
         self.pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
@@ -136,20 +129,20 @@ class Tables:
         modules = (part.blocks.column("module_path") for part in parts)
         used_modules = [values[i] for values, code in modules for i in _used([code])]
         paths = list(dict.fromkeys(["", *used_modules]))
-        self._modules = {path: number for number, path in enumerate(paths[:MOST_NAMES])}
-        self._kinds = {kind: number for number, kind in enumerate(kinds)}
+        self.modules = {path: number for number, path in enumerate(paths[:MOST_NAMES])}
+        self.kinds = {kind: number for number, kind in enumerate(kinds)}
         self._header: dict[str, Any] = {
             "stacks": self._add_stacks(_used(stacks)),
             "phases": phase_texts,
             "pools": [snapshot.pools[i].tolist() for i in used_pools],
             "categories": [shortened(name) for name in names],
-            "modules": [self.text(path) for path in self._modules],
+            "modules": [self.text(path) for path in self.modules],
             "kinds": [[names.index(category), shortened(rule)] for category, rule in kinds],
         }
         for left, shown_as in (
             (len(_used(phases)) - len(used_phases), "phases are shown as no phase"),
             (len(_used(pools)) - len(used_pools), "pools are shown as the first pool"),
-            (len(paths) - len(self._modules), "modules are shown as unknown"),
+            (len(paths) - len(self.modules), "modules are shown as unknown"),
             (len(all_kinds) - len(kinds), "kinds of blocks are shown as unknown"),
         ):
             if left:
@@ -161,14 +154,9 @@ class Tables:
             self.left_out.append("Long texts are cut.")
         return {**self._header, "strings": self._texts}
 
-    def kinds(self, kind: Coded) -> Column:
-        """Return the numbers of kinds of blocks; 0, unknown, for too many kinds."""
-        found: Column = np.array([self._kinds.get(each, 0) for each in kind.values])[kind.code]
-        return found
-
-    def modules(self, path: Coded) -> Column:
-        """Return the numbers of the modules of blocks; 0, unknown, for too many."""
-        found: Column = np.array([self._modules.get(each, 0) for each in path.values])[path.code]
+    def known(self, of: Mapping[Any, int], column: Coded) -> Column:
+        """Return the numbers of `kinds` or `modules` of blocks; 0, unknown, for too many."""
+        found: Column = np.array([of.get(each, 0) for each in column.values])[column.code]
         return found
 
     def texts(self, column: Column, of: Sequence[str | None] | None = None) -> Column:
@@ -227,6 +215,18 @@ class Tables:
             "node": packer.add("u32", self.texts(stacks.node[kept])),
             "is_exact": packer.add("u8", stacks.is_exact[kept]),
         }
+
+
+def _shown(parts: Iterable[Part], name: str) -> list[Column]:
+    """Return a column of the blocks and the events of parts."""
+    return [
+        column
+        for part in parts
+        for column in (
+            part.blocks.of_lives(name),
+            getattr(part.data.trace, name)[part.first : part.first + part.events],
+        )
+    ]
 
 
 def _used(columns: Iterable[Column]) -> Column:

@@ -156,7 +156,7 @@ def test_phases_of_many_pairs_take_linear_time(monkeypatch: pytest.MonkeyPatch) 
     count = 300
     before = [Counted({f"phase {i}": Held(i, 1)}) for i in range(count)]
     after = [Counted({f"phase {i}": Held(3 * i, 2)}) for i in range(count)]
-    pairs = [Pair[str | None](f"pair {i}", before[i], after[i]) for i in range(count)]
+    pairs = [Pair(f"pair {i}", before[i], after[i]) for i in range(count)]
     # WHEN they are compared
     found = changes(pairs)
     # THEN each phase has the numbers of its pair, as a mean over all

@@ -148,22 +148,11 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     parameters = 421_440
     assert 4 * 4 * parameters <= end.allocated_bytes < 4.2 * 4 * parameters
 
-    # AND the output has the file's peak and call sites, largest first
-    assert f"peak {peak.allocated_bytes / 2**20:.4g} MiB, after event {peak.event};" in done.stdout
-    sites = device.sites[:10]
-    printed = re.findall(
-        r"│ +([\d.]+ [KM]?i?B) │ +\d+% │ +(\d+) │ (\S+):(\d+) (.+?) +│", done.stdout
-    )
-    found = [(s.count, s.call_site.line, s.call_site.name) for s in sites if s.call_site]
-    assert [(int(count), int(line), name) for _, count, _, line, name in printed] == found
-    assert sum(file == "commands/demo_training.py" for _, _, file, _, _ in printed) >= 8
-    recorded = snapshot.metadata.device(0).recorded
-    # AND the number of events is the one that `pytracer show` reports
-    counts = f"{device.events:,} events"
-    line = f"{recorded:,} allocations and frees recorded ({counts} in the file), 0 overwritten"
-    assert line in done.stdout.splitlines()
-    stats_output = run("-m", "pytracer", "show", "--all", str(path), env=env, cwd=tmp_path).stdout
-    assert f"cpu: {counts} of {recorded:,} allocations and frees" in stats_output
+    # AND the output has what `pytracer show` says
+    shown = run("-m", "pytracer", "show", str(path), env=env, cwd=tmp_path).stdout
+    answer = shown.replace(str(path), path.name).splitlines()
+    assert [line for line in done.stdout.splitlines() if line in answer] == answer
+    assert "demo_training.py" in shown
 
 
 @pytest.mark.slow

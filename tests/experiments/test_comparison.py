@@ -343,7 +343,9 @@ def test_the_plot_shows_the_request_that_failed(
     figures: list[Any] = []
     save = figure.Figure.savefig
     monkeypatch.setattr(
-        figure.Figure, "savefig", lambda self, to: (figures.append(self), save(self, to))
+        figure.Figure,
+        "savefig",
+        lambda self, to, **options: (figures.append(self), save(self, to, **options)),
     )
     plot_comparison(compared([ran_out(15)], names=[OFF]), tmp_path / "plot.png")
     (axes,) = figures[0].axes

@@ -162,13 +162,13 @@ def test_a_collection_that_fails_leaves_nothing(
         return opened(path)
 
     for last in (0, 1, len(TABLES), len(TABLES) + 3, 1000):
-        monkeypatch.setattr("pytracer.fleet.dataset.open_atomically", partial(full, last=last))
+        monkeypatch.setattr("pytracer.atomic_file.open_atomically", partial(full, last=last))
         with pytest.raises(PytracerError, match=r"cannot write .*No space left"):
             collected(table, tmp_path / "run7")
         # THEN nothing is left
         assert [*table.iterdir()] == []
     # AND the same command works when there is room
-    monkeypatch.setattr("pytracer.fleet.dataset.open_atomically", opened)
+    monkeypatch.setattr("pytracer.atomic_file.open_atomically", opened)
     assert collected(table, tmp_path / "run7").files == 4
     assert len(rows(table, "files")) == 4
 
@@ -323,7 +323,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise ImportError(f"No module named {name!r}")
         return present(name)
 
-    monkeypatch.setattr("pytracer.export.parquet.importlib.import_module", missing)
+    monkeypatch.setattr("pytracer.errors.importlib.import_module", missing)
     with pytest.raises(PytracerError, match="pip install pyarrow"):
         collected(tmp_path / "t", CUDA)
     from pytracer.fleet.ray_engine import RayEngine

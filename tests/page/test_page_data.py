@@ -331,7 +331,7 @@ def test_kinds_beyond_the_bound_are_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     blocks = replace(part.blocks.where(np.arange(2)), made={"kind": kinds})
     made = tables.Tables(part.data.snapshot, [replace(part, blocks=blocks)], Packer())
     # THEN the last of them have a number, those beyond are unknown, and a sentence counts them
-    assert made.kinds(kinds).tolist() == [255, 0]
+    assert made.known(made.kinds, kinds).tolist() == [255, 0]
     assert made.left_out == ["45 kinds of blocks are shown as unknown."]
     assert made.finish()["kinds"][0] == [0, ""]
     assert made.finish()["categories"][0] == "unknown"

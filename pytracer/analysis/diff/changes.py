@@ -3,13 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from pytracer.analysis.diff.matching import Rule
 from pytracer.reading.snapshot import Frame
 
 Kind = Literal["new", "gone", "grown", "shrunk", "same"]
-Key = TypeVar("Key", bound=Frame | str | None)
 
 
 class Held(NamedTuple):
@@ -77,18 +76,17 @@ class Change:
         return max(abs(self.delta_bytes), abs(self.largest_delta_bytes or 0))
 
 
-@dataclass(frozen=True)
-class Pair(Generic[Key]):
+class Pair(NamedTuple):
     """The memory of call sites, phases, categories or modules in two files."""
 
     place: str
-    before: Mapping[Key, Held]
-    after: Mapping[Key, Held]
+    before: Mapping[Any, Held]
+    after: Mapping[Any, Held]
 
 
 def changes(
-    pairs: Sequence[Pair[Key]],
-    match: Callable[[Iterable[Key], Iterable[Key]], Mapping[Key, tuple[Key, Rule]]] | None = None,
+    pairs: Sequence[Pair],
+    match: Callable[[Iterable[Any], Iterable[Any]], Mapping[Any, tuple[Any, Rule]]] | None = None,
 ) -> list[Change]:
     """Return the changes over all pairs of files, the largest first.
 
@@ -98,24 +96,21 @@ def changes(
             equal keys are counterparts.
     """
     # By key and the index of the pair, so that a key takes as long as the pairs that have it.
-    before: dict[Key, dict[int, Held]] = defaultdict(dict)
-    after: dict[Key, dict[int, Held]] = defaultdict(dict)
+    before, after = (defaultdict[Any, dict[int, Held]](dict) for _ in range(2))
     for i, pair in enumerate(pairs):
         for side, held_by in ((pair.before, before), (pair.after, after)):
             for key, held in side.items():
                 held_by[key][i] = held
     both = before.keys() & after.keys()
-    matched: Mapping[Key, tuple[Key, Rule | None]] = {key: (key, None) for key in both}
+    matched: Mapping[Any, tuple[Any, Rule | None]] = {key: (key, None) for key in both}
     if match is not None:
         matched = match(before, after)
     places = [pair.place for pair in pairs]
     found = []
     for key, old in before.items():
-        if (counterpart := matched.get(key)) is None:
-            found.append(_change(places, None, key, old, None, {}))
-        else:
-            other, rule = counterpart
-            found.append(_change(places, rule, key, old, other, after.pop(other)))
+        other, rule = matched.get(key, (None, None))
+        new = after.pop(other) if key in matched else {}
+        found.append(_change(places, rule, key, old, other, new))
     found += (_change(places, None, None, {}, key, new) for key, new in after.items())
     return sorted(
         found,

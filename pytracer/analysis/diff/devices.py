@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pytracer.analysis.diff.changes import Change, Held, Pair, changes
 from pytracer.analysis.diff.differences import Amount, DeviceDifference
@@ -43,7 +42,7 @@ class DevicePair:
     after: DeviceSummary
     reasons: list[str]
     notes: list[str]
-    held: Mapping[str, Pair[Any]]
+    held: Mapping[str, Pair]
 
 
 def pair_devices(
@@ -85,7 +84,7 @@ def pair_devices(
 def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
     """Return the difference between the devices of one kind, in one or several pairs of files."""
 
-    def of(kind: str) -> list[Pair[Any]]:
+    def of(kind: str) -> list[Pair]:
         return [pair.held[kind] for pair in pairs if kind in pair.held]
 
     match = partial(

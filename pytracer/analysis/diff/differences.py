@@ -57,7 +57,7 @@ class DeviceDifference:
         notes: What is unknown, as sentences: why a peak is not certain, why call sites or phases
             are missing.
         is_certain: Whether all peaks are certain; true if the devices are compared at the end. If
-            a peak may have been visibly higher, `notes` has its bound.
+            a peak may have been visibly higher, `notes` says so.
         amounts: For each name an `Amount`: the values of the compared sample, the largest reserved
             bytes, and the counts of events.
         sites: The call sites, the largest difference first; [] if only one side has stacks.

@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from pytracer.analysis.diff.devices import kind_of, pair_devices
 from pytracer.analysis.diff.summaries import SnapshotSummary
-from pytracer.analysis.diff.texts import delta, share
+from pytracer.analysis.diff.texts import share
 from pytracer.analysis.report import DeviceReport
-from pytracer.text import number, parsed_size, size
+from pytracer.text import number, parsed_size, signed_size, size
 
 
 @dataclass(frozen=True)
@@ -74,30 +74,10 @@ class LimitCheck:
     before_bytes: int | None
     after_bytes: int | None
 
-
-class _Range(NamedTuple):
-    """An amount of which bounds are known; `most` is infinite if the ring lost events."""
-
-    least: int
-    most: float
-
-
-class _Compared(NamedTuple):
-    where: str
-    amount: str
-    before: _Range
-    after: _Range
-    verdict: Verdict
-    reason: str = ""
-
     @property
     def growth_bytes(self) -> int:
-        return self.after.least - self.before.least
-
-    def __str__(self) -> str:
-        before, after = self.before.least, self.after.least
-        grown = f"{delta(self.growth_bytes)}{share(before, after)}"
-        return f"{self.where}: {self.amount} {size(before)} → {size(after)} ({grown})"
+        """How much the amount has grown."""
+        return (self.after_bytes or 0) - (self.before_bytes or 0)
 
 
 def check_limit(
@@ -113,7 +93,7 @@ def check_limit(
         limit: How much more the new recording may take.
         missing: Why parts of the recordings could not be compared.
     """
-    found: list[_Compared] = []
+    found: list[LimitCheck] = []
     unknown = list(missing)
     for place, before, after in pairs:
         devices, (only_before, only_after) = pair_devices(before, after, place)
@@ -127,27 +107,19 @@ def check_limit(
         unknown.append("the recordings have no device in common")
     unknown += (each.reason for each in found if each.verdict == "unknown")
     over = [each for each in found if each.verdict == "over"]
-    largest = max(over or found, key=lambda each: each.growth_bytes, default=None)
-    verdict: Verdict = "over" if over else "unknown" if unknown else "within"
+    nothing = LimitCheck("unknown", "", limit.text, None, None, None)
+    largest = max(over or found, key=lambda each: each.growth_bytes, default=nothing)
     if over:
-        reason = f"Over the limit of {limit.text}: {largest}."
-    elif unknown:
+        return replace(largest, reason=f"Over the limit of {limit.text}: {largest.reason}.")
+    if unknown:
         others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         reason = (
             f"Can't tell whether the limit of {limit.text} holds, because {unknown[0]}{others}."
         )
-    elif largest is not None and largest.growth_bytes > 0:
-        reason = f"Within the limit of {limit.text}: the largest growth is {largest}."
-    else:
-        reason = f"Within the limit of {limit.text}: no peak and no end has grown."
-    return LimitCheck(
-        verdict=verdict,
-        reason=reason,
-        limit=limit.text,
-        amount=None if largest is None else largest.amount,
-        before_bytes=None if largest is None else largest.before.least,
-        after_bytes=None if largest is None else largest.after.least,
-    )
+        return replace(largest, verdict="unknown", reason=reason)
+    grown = f"the largest growth is {largest.reason}"
+    grown = grown if largest.growth_bytes > 0 else "no peak and no end has grown"
+    return replace(largest, reason=f"Within the limit of {limit.text}: {grown}.")
 
 
 def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Iterator[str]:
@@ -164,35 +136,40 @@ def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Itera
 
 def _compared(
     before: DeviceReport, after: DeviceReport, where: str, limit: Limit
-) -> Iterator[_Compared]:
+) -> Iterator[LimitCheck]:
+    """Yield a check for each amount; its reason is the change, or why the verdict is unknown."""
     old, new = _amounts(before), _amounts(after)
     for amount in [name for name in old if name in new]:
-        first, second = old[amount], new[amount]
-        if second.least > limit.allowed(first.most):
-            yield _Compared(where, amount, first, second, "over")
-        elif second.most <= limit.allowed(first.least):
-            yield _Compared(where, amount, first, second, "within")
-        else:
+        (least, most), (new_least, new_most) = old[amount], new[amount]
+        verdict: Verdict = "unknown"
+        if new_least > limit.allowed(most):
+            verdict = "over"
+        elif new_most <= limit.allowed(least):
+            verdict = "within"
+        change = f"{signed_size(new_least - least)}{share(least, new_least)}"
+        reason = f"{where}: {amount} {size(least)} → {size(new_least)} ({change})"
+        if verdict == "unknown":
             sides = {"baseline": before, "new recording": after}
             why = next(text for side, report in sides.items() for text in _inexact(side, report))
             reason = f"{where}: the {amount} is not known exactly: {why}"
-            yield _Compared(where, amount, first, second, "unknown", reason)
+        yield LimitCheck(verdict, reason, limit.text, amount, least, new_least)
 
 
-def _amounts(report: DeviceReport) -> dict[str, _Range]:
+def _amounts(report: DeviceReport) -> dict[str, tuple[int, float]]:
+    """Return the bounds of amounts; the upper one is infinite if the ring lost events."""
     end = report.end.allocated_bytes
     peak, reserved = report.peak_allocated, report.peak_reserved
     is_complete = report.lost.overwritten == 0 and report.only_phase is None
     least = end if peak is None or report.only_phase is not None else peak.allocated_bytes
     is_certain = is_complete and report.is_peak_certain
     found = {
-        "peak allocated": _Range(least, least if is_certain else math.inf),
-        "allocated at the end": _Range(end, end),
+        "peak allocated": (least, least if is_certain else math.inf),
+        "allocated at the end": (end, end),
     }
     if not report.is_cpu:
         highest = report.end.reserved_bytes if reserved is None else reserved.reserved_bytes
         is_known = is_complete and reserved is not None
-        found["peak reserved"] = _Range(highest, highest if is_known else math.inf)
+        found["peak reserved"] = highest, highest if is_known else math.inf
     return found
 
 

@@ -1,12 +1,12 @@
 """Differences in words."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pytracer.analysis.diff.changes import Change
 from pytracer.analysis.diff.differences import DeviceDifference, Difference
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.reading.snapshot import Frame
-from pytracer.text import number, size
+from pytracer.text import number, signed_size, size
 
 AT = {"peak": "the peaks", "end": "the end"}
 """The compared moments of `DeviceDifference.at`, as in "at the peaks"."""
@@ -26,7 +26,7 @@ def answers(found: Difference) -> Iterator[str]:
     yield from filter(None, map(device_answer, found.devices))
     if found.pairs > 1 and found.files and found.files[0].delta_bytes:
         largest = found.files[0]
-        yield f"The largest difference is {delta(largest.delta_bytes)}, in {largest.name}."
+        yield f"The largest difference is {signed_size(largest.delta_bytes)}, in {largest.name}."
 
 
 def device_answer(device: DeviceDifference) -> str:
@@ -37,7 +37,7 @@ def device_answer(device: DeviceDifference) -> str:
     over = f" on average of {number(device.pairs, 'pair')} of files" if device.pairs > 1 else ""
     change, sizes = "no change of the bytes", size(amount.before)
     if amount.delta:
-        change = delta(amount.delta)
+        change = signed_size(amount.delta)
         sizes += f" → {size(amount.after)}{share(amount.before, amount.after)}"
     where = f"{AT[device.at]}{over} ({sizes}){_most(device.sites, amount.delta)}"
     return f"{device.after}: {change} allocated at {where}."
@@ -57,24 +57,16 @@ def _most(sites: Sequence[Change], delta_bytes: int) -> str:
     """Name the call site that changed most in the direction of the sum; sites are sorted."""
     if not delta_bytes:
         changed = [change for change in sites if change.delta_bytes][:2]
-        parts = (f"{site_text(change.name)}: {delta(change.delta_bytes)}" for change in changed)
+        parts = (
+            f"{site_text(change.name)}: {signed_size(change.delta_bytes)}" for change in changed
+        )
         return f"; changes that cancel, the largest: {', '.join(parts)}" if changed else ""
     largest = next((c for c in sites if (c.delta_bytes > 0) == (delta_bytes > 0)), None)
     if largest is None or not largest.delta_bytes:
         return ""
-    return f"; most by {site_text(largest.name)}: {delta(largest.delta_bytes)}"
+    return f"; most by {site_text(largest.name)}: {signed_size(largest.delta_bytes)}"
 
 
 def site_text(site: Frame | str | None, width: int | None = None) -> str:
     """Return a call site, or the name of something else; `width` as for `call_site_text`."""
     return site if isinstance(site, str) else call_site_text(site, width)
-
-
-def delta(delta_bytes: int) -> str:
-    """Return a difference in bytes, with its sign."""
-    return signed(delta_bytes, size)
-
-
-def signed(difference: int, show: Callable[[int], str]) -> str:
-    """Return a number with its sign."""
-    return f"+{show(difference)}" if difference > 0 else show(difference)

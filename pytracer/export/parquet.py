@@ -240,10 +240,9 @@ def _usage(data: DeviceData, event: Column) -> Rows:
     history, after = data.history, event + 1
     if data.contradiction is not None or not history.is_known:
         return dict.fromkeys(_USAGE, _constant(None, len(event)))
-    is_bound = (after < history.exact_from) & (data.snapshot.metadata.only_phase is None)
     columns = {name: getattr(history.usage, name)[after] for name in _USAGE}
     for name in ("allocated_bytes", "active_bytes"):
-        columns[name] = np.ma.array(columns[name], mask=is_bound)
+        columns[name] = np.ma.array(columns[name], mask=after < history.exact_from)
     return columns
 
 

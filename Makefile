@@ -14,9 +14,8 @@ TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 # `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with.
 NEWEST := cuda-2.15.0 npu-2.14.0
 DEPEND_ON_RELEASES := csrc pytracer/backends pytracer/owners pytracer/settings pytracer/simulator
-PASSED := tests/devices/passed_with.txt
 HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(NEWEST:%=test-%),$(MAKECMDGOALS)),,$(shell \
-	git ls-tree HEAD $(DEPEND_ON_RELEASES) | cmp -s - $(PASSED) && git diff --quiet HEAD -- $(DEPEND_ON_RELEASES) && echo yes))
+	git ls-tree HEAD $(DEPEND_ON_RELEASES) | cmp -s - tests/devices/passed_with.txt && git diff --quiet HEAD -- $(DEPEND_ON_RELEASES) && echo yes))
 
 PIP_FLAGS := --disable-pip-version-check --quiet
 # Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch. Images
@@ -44,7 +43,7 @@ test:
 		status=$$?; cat $(SUITES); exit $$status
 
 passed:
-	git ls-tree HEAD $(DEPEND_ON_RELEASES) > $(PASSED)
+	git ls-tree HEAD $(DEPEND_ON_RELEASES) > tests/devices/passed_with.txt
 
 # The tests, with the long forms of those that are statistical: many more cases, files and runs.
 test-long: export LONG_TESTS = 1

@@ -48,7 +48,7 @@ def copy_models(
     torch: ModuleType,
     modules: list[ref[Any]],
     optimizers: list[tuple[ref[Any], int | None, int, int]],
-    rule: tuple[bool, int, bool, bool, int],
+    rule: tuple[bool, int, bool, bool, int, int],
     steppers: dict[int, int],
     uses: bool,
 ) -> tuple[list[Any], list[Any], int]: ...
@@ -59,7 +59,7 @@ def kept_tensors(
     checkpoint: ModuleType | None,
     owned: list[tuple[int, int, int]],
     devices: set[int],
-    reads_graphs: bool,
+    graph_passes: int | None,
     nodes: int,
     graph_seconds: float,
     tensors: int,

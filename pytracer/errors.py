@@ -1,4 +1,7 @@
-"""The exceptions of pytracer. Every message names the value at fault and says what to do."""
+"""The exceptions of pytracer: each message names the value at fault and says what to do.
+
+And the import of packages that may be missing.
+"""
 
 import importlib
 from typing import Any

@@ -37,8 +37,10 @@ def harmless(
         yield
     except Exception as error:
         kind = None if kind is None else f"{kind}: {type(error)}"
-        with contextlib.suppress(Exception):  # the program's own may raise when it is printed
-            log(message.replace("{error}", repr(error)), kind)
+        text = type(error).__name__
+        with contextlib.suppress(Exception):  # an exception of the program may have no text
+            text = repr(error)
+        log(message.replace("{error}", text), kind)
 
 
 def report_once(message: str, kind: str | None = None) -> None:

@@ -39,25 +39,25 @@ struct ThreadsNow {
   const pybind11::dict exceptions = sys.attr("_current_exceptions")();
 };
 
-// Whether a backward pass runs that is not the caller's. It replaces gradients, and releases what its graph
-// keeps, without the GIL and without a lock that we could take. A pass that code in C++ began is not seen.
-inline bool is_other_in_backward(const pybind11::dict& frames, bool is_caller_in_backward) {
+// Whether more than `most` other threads run a backward pass. It replaces gradients, and releases what its
+// graph keeps, without the GIL and without a lock that we could take. The answer is true until other code of
+// Python runs. A pass that code in C++ began is not seen.
+inline bool are_others_in_backward(size_t most) {
   namespace py = pybind11;
-  size_t threads = 0;
+  const NoCollection guard;
+  const py::dict frames = py::module_::import("sys").attr("_current_frames")();
+  size_t found = 0;
   for (const auto& [thread, innermost] : frames) {
-    auto frame = py::reinterpret_borrow<py::object>(innermost);
-    while (frame) {
-      auto* const known = reinterpret_cast<PyFrameObject*>(frame.ptr());
-      const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(known)));
-      PyObject* const name = reinterpret_cast<PyCodeObject*>(code.ptr())->co_name;
-      if (PyUnicode_CompareWithASCIIString(name, "_engine_run_backward") == 0) {  // torch.autograd.graph's
-        ++threads;
+    if (thread.cast<unsigned long>() == PyThread_get_thread_ident()) continue;
+    for (auto frame = py::reinterpret_borrow<py::object>(innermost); !frame.is_none(); frame = frame.attr("f_back")) {
+      const py::object name = frame.attr("f_code").attr("co_name");
+      if (PyUnicode_CompareWithASCIIString(name.ptr(), "_engine_run_backward") == 0) {  // torch.autograd.graph's
+        ++found;
         break;
       }
-      frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(known)));
     }
   }
-  return threads > (is_caller_in_backward ? 1 : 0);
+  return found > most;
 }
 
 }  // namespace pytracer

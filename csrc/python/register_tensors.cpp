@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -29,17 +30,17 @@ std::vector<Part> tuples(const std::vector<TensorMemory>& parts) {
 // `modules`: weak references. `optimizers`: weak references, the threads that step them or None, and from
 // which parameter and state on they are copied. `uses`: whether the recorder notes what memory is used for.
 py::tuple copy_models(const py::object& torch, const py::list& modules, const py::list& optimizers,
-                      const std::tuple<bool, unsigned long, bool, bool, int>& rule, const py::dict& steppers,
+                      const std::tuple<bool, unsigned long, bool, bool, int, size_t>& rule, const py::dict& steppers,
                       bool uses) {
-  const auto [is_read, thread, is_only_maker, is_in_backward, device] = rule;
+  const auto [is_read, thread, is_only_maker, is_in_backward, device, passes] = rule;
   TensorReader tensors(torch);
   ModelCopy::Use use;
   if (uses) {
     use = [](const TensorMemory& part, TensorRole role) { Recorder::note_use(part.device, part.begin, role); };
   }
   py::list found_modules, found_optimizers;
-  const bool may_read = is_only_maker && !is_other_in_backward(ThreadsNow().frames, is_in_backward);
-  ModelCopy copy(tensors, {is_read, thread, may_read, is_in_backward, device}, use);
+  ModelCopy copy(tensors,
+                 {is_read, thread, is_only_maker, is_in_backward, device, are_others_in_backward(passes)}, use);
   {
     const NoCollection guard;
     for (const py::handle& each : optimizers) {
@@ -54,10 +55,11 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
   return py::make_tuple(found_modules, found_optimizers, copy.unread());
 }
 
-// See tensors/kept.h. Each of `owned` is (address, bytes, device).
+// See tensors/kept.h. Each of `owned` is (address, bytes, device). `graph_passes`: graphs are read if no more
+// other threads run a backward pass; None: they are not read.
 py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, const py::list& owned,
-                      const std::set<int>& devices, bool reads_graphs, size_t nodes, double graph_seconds,
-                      size_t tensors, size_t looked, bool has_hidden, double seconds,
+                      const std::set<int>& devices, const std::optional<size_t>& graph_passes, size_t nodes,
+                      double graph_seconds, size_t tensors, size_t looked, bool has_hidden, double seconds,
                       const std::vector<std::string>& hidden,
                       const std::vector<std::string>& unnamed, const py::list& roots) {
   KeptOptions options{};
@@ -67,7 +69,6 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
     options.owned[{owner[2].cast<int>(), address}] = address + owner[1].cast<uint64_t>();
   }
   options.devices = devices;
-  options.reads_graphs = reads_graphs;
   options.graphs = {nodes, graph_seconds};
   options.tensors = tensors;
   options.looked = looked;
@@ -75,14 +76,13 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   options.search.seconds = seconds;
   options.folders = {hidden, unnamed};
   for (const py::handle& each : roots) options.roots.push_back(each.ptr());
-  const bool is_in_backward = torch.attr("_C").attr("_current_graph_task_id")().cast<long>() != -1;
   TensorReader reader(torch);
   Kept kept;
   {
     const NoCollection guard;
     const ThreadsNow threads;
     const py::object all = all_objects();
-    options.reads_graphs &= !is_other_in_backward(threads.frames, is_in_backward);
+    options.reads_graphs = graph_passes && !are_others_in_backward(*graph_passes);
     kept = read_kept(reader, torch, checkpoint, std::move(options), all.ptr(), threads.frames.ptr(),
                      threads.exceptions.ptr());
   }
@@ -157,7 +157,7 @@ void register_tensors(py::module_& core) {
   core.def("copy_models", &copy_models, py::arg("torch"), py::arg("modules"), py::arg("optimizers"),
            py::arg("rule"), py::arg("steppers"), py::arg("uses"));
   core.def("kept_tensors", &kept_tensors, py::arg("torch"), py::arg("checkpoint"), py::arg("owned"),
-           py::arg("devices"), py::arg("reads_graphs"), py::arg("nodes"), py::arg("graph_seconds"),
+           py::arg("devices"), py::arg("graph_passes"), py::arg("nodes"), py::arg("graph_seconds"),
            py::arg("tensors"), py::arg("looked"), py::arg("has_hidden"), py::arg("seconds"), py::arg("hidden"),
            py::arg("unnamed"), py::arg("roots"));
   core.def("parameter_number", &parameter_number, py::arg("module"), py::arg("name"));

@@ -233,6 +233,7 @@ void ModelCopy::read_gradients(PyObject* parameter, const std::shared_ptr<Tensor
 }
 
 bool ModelCopy::may_read_gradient(PyObject* parameter, const TensorCopy& kept, const py::object& stepper) {
+  if (rule_.are_others_in_backward) return false;
   const bool is_own = stepper.is_none() ? rule_.is_only_maker
                                         : PyLong_AsUnsignedLongMask(stepper.ptr()) == rule_.thread;
   if (!rule_.is_in_backward) return is_own;

@@ -32,6 +32,7 @@ struct GradientRule {
   bool is_only_maker;   // of modules; then it may read those that no optimizer has stepped
   bool is_in_backward;
   int device;           // of a thread of autograd's
+  bool are_others_in_backward;  // then it reads none
 };
 
 class ModelCopy {

@@ -160,18 +160,8 @@ def _kind(line: Line) -> str:
 
 _FOLDED = "and others, which --all shows"
 _LOGGED = (
-    "ended",
-    "asked",
-    "free",
-    "why",
-    "from",
-    "peak",
-    "leak",
-    "host",
-    "lost",
-    "held",
-    "lines",
-    "do",
+    *("ended", "asked", "free", "why", "from", "peak"),
+    *("leak", "host", "lost", "held", "lines", "do"),
 )
 
 

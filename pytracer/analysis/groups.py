@@ -143,7 +143,7 @@ def _held(data: DeviceData, moment: Moment, *, by: str, depth: int) -> Held:
         device=data.device,
         name=data.snapshot.device_name(data.device),
         moment=moment,
-        is_exact=moment.entry is None or moment.entry >= data.history.exact_from,
+        is_exact=moment.entry is None or data.history.uncertain_at(moment.entry) == 0,
         by=by,
         active_bytes=sum(blocks["size_bytes"].tolist()),
         groups=[Group(*one.sizes, **dict(zip(names, one.key, strict=True))) for one in sums],

@@ -100,13 +100,14 @@ class History(BriefRepr):
         exact_from: The first entry of `usage` from which all columns are exact. Before it some
             blocks have an unknown size (see `replay`): `requested_bytes`, `reserved_bytes` and
             `segments` are exact nevertheless; the other columns assume the smallest possible sizes.
-        most_before_bytes: The most bytes that can have been allocated before `exact_from`.
+        uncertain_bytes: int64, for each entry before `exact_from` how many more bytes may have been
+            allocated or active, and how many fewer may have been free. 0: the entry is exact.
     """
 
     usage: Usage
     blocks: Lifetimes
     exact_from: int
-    most_before_bytes: int = 0
+    uncertain_bytes: Column
 
     @property
     def is_known(self) -> bool:
@@ -123,6 +124,17 @@ class History(BriefRepr):
         """Whether entries before `exact_from` are bounds; see `without_exact_entries`."""
         return self.exact_from < len(self.usage.allocated_bytes)
 
+    @property
+    def most_before_bytes(self) -> int:
+        """The most bytes that can have been allocated before `exact_from`."""
+        least = self.usage.allocated_bytes[: len(self.uncertain_bytes)]
+        return int((least + self.uncertain_bytes).max(initial=0))
+
+    def uncertain_at(self, first: int, last: int | None = None) -> int | None:
+        """Return the most of `uncertain_bytes` at one or more entries; None without bounds."""
+        found = self.uncertain_bytes[first : (last or first) + 1]
+        return int(found.max(initial=0)) if self.has_bounds else None
+
     def without_exact_entries(self) -> "History":
         """Return the history of a file of one phase, in which no entry is exact and none a bound.
 
@@ -136,7 +148,7 @@ def unknown_history() -> History:
     nothing = np.zeros(0, np.int64)
     usage = Usage(*[nothing] * len(fields(Usage)))
     blocks = Lifetimes(*[nothing] * len(fields(Lifetimes)))
-    return History(usage, blocks, 0)
+    return History(usage, blocks, 0, nothing)
 
 
 def totals(begin: Column, end: Column, values: Column | int, entries: int) -> Column:
@@ -230,22 +242,33 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
             "the snapshot again"
         ) from None
     lifetimes = _lifetimes(snapshot, device, trace, blocks, lives)
-    most = _most_before(Usage(*usage), lifetimes, exact_from, rules)
-    return History(Usage(*map(compress_constant, usage)), lifetimes, exact_from, most)
+    uncertain = _uncertain(Usage(*usage), lifetimes, exact_from, rules)
+    return History(Usage(*map(compress_constant, usage)), lifetimes, exact_from, uncertain)
 
 
-def _most_before(usage: Usage, blocks: Lifetimes, end: int, rules: dict[str, Any]) -> int:
-    """Return the most bytes that can have been allocated at the entries before `end`.
+def _uncertain(usage: Usage, blocks: Lifetimes, exact_from: int, rules: dict[str, Any]) -> Column:
+    """Return `History.uncertain_bytes`.
 
     The allocator leaves up to 1 MiB unsplit behind a block, unless the block has `max_split_bytes`
-    or more, or follows rules that are not in the file: then all reserved memory may be allocated.
+    or more, or follows rules that are not in the file: then the bound is the reserved memory. A
+    block that is older than the trace ends at the latest where the next such block begins.
     """
-    reserved, found = usage.reserved_bytes[:end], np.flatnonzero(~blocks.is_sized)
-    is_bounded = blocks.size_bytes[found] < min(rules["max_split_bytes"], 2**62)
-    is_bounded &= rules["are_known"] and rules["is_padding_known"]
-    excess = np.where(is_bounded, SMALL_BYTES, reserved.max(initial=0))
-    more = totals(blocks.alloc_event[found] + 1, blocks.free_event[found] + 1, excess, end)
-    return int(np.minimum(usage.allocated_bytes[:end] + more, reserved).max(initial=0))
+    found = np.flatnonzero(~blocks.is_sized)
+    begin, end = blocks.alloc_event[found] + 1, blocks.free_event[found] + 1  # entries
+    size, address = blocks.size_bytes[found], blocks.address[found]
+    is_older = begin == 0
+    older = np.append(np.sort(blocks.address[blocks.alloc_event < 0]), np.iinfo(np.int64).max)
+    gap = older[np.searchsorted(older, address, "right")] - (address + size)
+    excess = np.where(is_older, np.minimum(gap, SMALL_BYTES), SMALL_BYTES)
+    is_bounded = (size < min(rules["max_split_bytes"], 2**62)) & (
+        rules["are_known"] and rules["is_padding_known"]
+    )
+    is_bounded |= is_older & (gap <= SMALL_BYTES)
+
+    free = usage.reserved_bytes[:exact_from] - usage.active_bytes[:exact_from]
+    more = totals(begin[is_bounded], end[is_bounded], excess[is_bounded], exact_from)
+    unbounded = totals(begin[~is_bounded], end[~is_bounded], 1, exact_from)
+    return np.where(unbounded > 0, free, np.minimum(more, free))
 
 
 def _lifetimes(

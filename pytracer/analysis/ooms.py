@@ -147,7 +147,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
         free_of = free_segments(data, event, event == at_end) if is_last_and_exact else None
         own = None if free_of is None else own_pool(trace, event, free_of)
         reserved = None if sample is None else sample.reserved_bytes
-        fits = partial(_fits, sample=sample if history.has_bounds else None)
+        fits = partial(_fits, sample=sample)
         available = free
         if limit is not None and reserved is not None:
             available = min(free, max(limit - reserved, 0))
@@ -260,11 +260,12 @@ def _limit(data: DeviceData) -> int | None:
 def _fits(requested_bytes: int, name: str, sample: UsageSample | None) -> bool | None:
     """Return whether a request fits into `largest_free_bytes` or `free_bytes` of a sample.
 
-    If the sample is not exact, these are upper bounds.
+    If the sample is not exact, these are upper bounds, too large by up to `uncertain_bytes`.
     """
-    if sample is None or requested_bytes > getattr(sample, name):
-        return None if sample is None else False
-    return True if sample.is_exact else None
+    if sample is None or sample.uncertain_bytes is None:
+        return None
+    left_bytes = getattr(sample, name) - requested_bytes
+    return None if 0 <= left_bytes < sample.uncertain_bytes else left_bytes >= 0
 
 
 def count_retries(trace: Trace) -> int:

@@ -70,13 +70,6 @@ class Requests:
         return len(self.kind)
 
 
-def without(requests: Requests, blocks: Column) -> Requests:
-    """Return the requests of a program that does not allocate these blocks."""
-    is_kept = ~np.isin(requests.block, blocks) | (requests.block < 0)
-    columns = {name: getattr(requests, name)[is_kept] for name in (*REQUEST_COLUMNS, "event")}
-    return replace(requests, **columns, start=None)
-
-
 @dataclass(frozen=True, eq=False)
 class Recording:
     """The data of one device that a simulation needs."""

@@ -130,7 +130,7 @@ def _usage_of_step(history: History, first: int, end: int) -> dict[str, Any]:
         "end_bytes": int(allocated[end]),
         **_peak(history, highest, highest_reserved),
         "peak_event": None if highest == first else highest - 1,
-        "is_exact": first >= history.exact_from,
+        "is_exact": history.uncertain_at(first, end) == 0,
     }
 
 

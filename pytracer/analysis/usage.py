@@ -60,6 +60,8 @@ class UsageSample:
             exact all the same, values of free memory are upper bounds, and the other values are
             lower bounds. A file of one phase lacks the events of other threads in other phases: in
             it, no value is exact, and none is a bound.
+        uncertain_bytes: How many more bytes may have been allocated. 0: the sample is exact. None:
+            the file is of one phase.
         requested_bytes: The bytes that the program requested for the active blocks.
         allocated_bytes: The bytes of the blocks that the program held, as the allocator rounded
             them.
@@ -80,6 +82,7 @@ class UsageSample:
     step: int | None
     phase: str | None
     is_exact: bool
+    uncertain_bytes: int | None
     requested_bytes: int
     allocated_bytes: int
     active_bytes: int
@@ -100,11 +103,6 @@ class UsageSample:
     def waiting_bytes(self) -> int:
         """Return the bytes that the program has freed, but that a stream still uses."""
         return self.active_bytes - self.allocated_bytes
-
-    @property
-    def uncertain_bytes(self) -> int:
-        """Return how many more bytes may have been allocated, if the values are bounds."""
-        return 0 if self.is_exact else self.free_bytes
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def time_of(trace: Trace, event: int) -> int | None:
 def sample_at(data: DeviceData, entry: int) -> UsageSample:
     """Return the usage of a device at an entry: 0 is before the first event, 1 after it."""
     usage = {field.name: getattr(data.history.usage, field.name)[entry] for field in fields(Usage)}
-    return _sample(data, entry - 1, is_exact=entry >= data.history.exact_from, **usage)
+    return _sample(data, entry - 1, data.history.uncertain_at(entry), **usage)
 
 
 def final_sample(data: DeviceData) -> UsageSample:
@@ -168,7 +166,7 @@ def final_sample(data: DeviceData) -> UsageSample:
     return _sample(
         data,
         len(data.trace) - 1,
-        is_exact=True,
+        0,
         requested_bytes=blocks.requested_bytes[here][~is_free].sum(),
         allocated_bytes=size[state == ALLOCATED].sum(),
         active_bytes=size[~is_free].sum(),
@@ -181,7 +179,7 @@ def final_sample(data: DeviceData) -> UsageSample:
 
 
 def _sample(
-    data: DeviceData, event: int, *, is_exact: bool, free_squares: float, **usage: Any
+    data: DeviceData, event: int, uncertain_bytes: int | None, *, free_squares: float, **usage: Any
 ) -> UsageSample:
     """Return the usage after an event, -1: before the first; `usage`: its columns in `Usage`."""
     trace = data.trace if event >= 0 else None
@@ -193,11 +191,12 @@ def _sample(
         time_us=None if trace is None else time_of(trace, event),
         step=None if trace is None else step_at(data.boundaries, event),
         phase=None if trace is None else data.snapshot.strings[trace.user_metadata[event]],
-        is_exact=is_exact,
+        is_exact=uncertain_bytes == 0,
+        uncertain_bytes=uncertain_bytes,
         fragmentation_bytes=reserved - allocated,
         rounding_bytes=active - usage["requested_bytes"],
         free_concentration=float(free_squares) / (reserved - active) ** 2
-        if is_exact and reserved > active
+        if uncertain_bytes == 0 and reserved > active
         else None,
         **usage,
     )

@@ -232,13 +232,13 @@ class HookBuilder:
             except Timeout:
                 waited = True
                 lock.acquire(timeout=self.wait_s)
-        except TimeoutError as error:
-            raise HookError(
-                f"another process has been building the hook for {backend!r} for more than "
-                f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
-            ) from error
-        except Exception:
-            lock = None
+        except Exception as error:
+            if type(error).__name__ == "Timeout":
+                raise HookError(
+                    f"another process has been building the hook for {backend!r} for more than "
+                    f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
+                ) from error
+            lock, waited = None, False
         try:
             yield waited
         finally:

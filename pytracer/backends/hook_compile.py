@@ -24,8 +24,6 @@ from pytracer.log import warn_once
 from pytracer.text import brief, printable
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
-
-
 COMPILE_SECONDS = 300.0
 MAX_QUOTED_CHARACTERS = 300
 NPU_VERSIONS = (

@@ -259,7 +259,7 @@ def _changes(what: str, changes: Sequence[Change], top: int) -> Table | str:
         "delta": "delta_bytes",
         "baseline": lambda each: "(new)" if each.kind == "new" else size(each.before_bytes),
         "new": lambda each: "(gone)" if each.kind == "gone" else size(each.after_bytes),
-        "most in" if is_mean else blocks: _most_in if is_mean else _counts,
+        "most in" if is_mean else blocks: _counts,
         what: partial(_name, what),
     }
     title = f"By {what}, on average" if is_mean else f"By {what}"
@@ -267,13 +267,11 @@ def _changes(what: str, changes: Sequence[Change], top: int) -> Table | str:
 
 
 def _counts(change: Change) -> str:
+    if change.largest_in is not None:
+        return f"{signed_size(change.largest_delta_bytes or 0)}\n{change.largest_in}"
     if change.before_count == change.after_count:
         return f"{change.after_count:,}"
     return f"{change.before_count:,} → {change.after_count:,}"
-
-
-def _most_in(change: Change) -> str:
-    return f"{signed_size(change.largest_delta_bytes or 0)}\n{change.largest_in}"
 
 
 def _name(what: str, change: Change) -> str | Fitted:

@@ -63,10 +63,6 @@ def _sentence(pin: Pin) -> str:
     )
 
 
-def _segments(pin: Pin) -> str:
-    return f"{pin.segments:,} {pin.kind}{' page' if pin.is_expandable else ''}".rstrip()
-
-
 def _table(pins: list[Pin], top: int) -> Table:
     has_streams = len({pin.stream for pin in pins}) > 1
     has_pools = {pin.pool for pin in pins} != {(0, 0)}
@@ -80,7 +76,11 @@ def _table(pins: list[Pin], top: int) -> Table:
         "free": "stuck_bytes",
         "in use": "block_bytes",
         "blocks": "blocks",
-        "segments": Summed(_segments),
+        "segments": Summed(
+            lambda pin: (
+                f"{pin.segments:,} {pin.kind}{' page' if pin.is_expandable else ''}".rstrip()
+            )
+        ),
         "of": lambda pin: size_range(pin.least_segment_bytes, pin.most_segment_bytes),
         "kept by": kept_by,
     }

@@ -45,16 +45,11 @@ AMOUNTS_OF_CPU = ("requested_bytes", "allocated_bytes")
 _UPPER = {"fragmentation_bytes", "inactive_split_bytes", "largest_free_bytes", "free_bytes"}
 """The amounts of which a sample that is not exact has the upper bound."""
 
-_EXACT = {"requested_bytes", "reserved_bytes", "segments"}
+_EXACT = {"requested_bytes", "reserved_bytes", "peak_reserved_bytes", "segments"}
 
 
 def usage_text(device: DeviceReport, source: UsageSample | Step | Phase, name: str) -> str:
-    """Return a number of bytes as text.
-
-    Returns:
-        The number; behind "≥" or "≤" if it is a
-        bound, and "~" if it is not even that; "-" if the number is unknown.
-    """
+    """Return bytes as text, after "≥" or "≤" if they are a bound, "~" if not even that; or "-"."""
     count_bytes: int | None = getattr(source, name)
     if count_bytes is None:
         return "-"
@@ -145,7 +140,7 @@ def phases_table(device: DeviceReport, modules: Collection[str], top: int) -> Ta
         "phase": partial(_phase_name, device),
         "at the peak": partial(usage_text, device, name="at_peak_bytes"),
         "own peak": partial(usage_text, device, name="peak_bytes"),
-        "at the end": partial(usage_text, device, name="end_bytes"),
+        "at the end": "end_bytes",
         "allocs": "allocations",
         "requested": "allocations_bytes",
     }

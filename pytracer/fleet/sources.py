@@ -109,8 +109,8 @@ def _local(text: str, on_error: OnError) -> Iterator[Source]:
 
 
 def _local_source(path: Path) -> Source:
-    folder = _text(os.fspath(run_folder(path)))
-    source = Source(name=_text(os.fspath(path)), path=os.fspath(path), url=None, folder=folder)
+    folder = encodable(os.fspath(run_folder(path)))
+    source = Source(name=encodable(os.fspath(path)), path=os.fspath(path), url=None, folder=folder)
     try:
         state = path.stat()
     except OSError:  # it was removed just now: reading it reports the error
@@ -138,10 +138,10 @@ def _remote(url: str) -> Iterator[Source]:
         full = _url_of(url, name)
         size = info.get("size")
         yield Source(
-            name=_text(full),
+            name=encodable(full),
             path=name,
             url=full,
-            folder=_text(os.fspath(run_folder(Path("/", name)))),
+            folder=encodable(os.fspath(run_folder(Path("/", name)))),
             file_bytes=size if isinstance(size, int) else None,
         )
 
@@ -170,6 +170,6 @@ def _url_of(url: str, path: str) -> str:
     return f"{scheme}://{path.lstrip('/')}" + (f"{chain}{rest}" if chain else "")
 
 
-def _text(text: str) -> str:
-    """Return a path without the bytes that no Unicode text has."""
+def encodable(text: str) -> str:
+    """Return a text without the bytes, or lone surrogates, that no Unicode text has."""
     return text.encode(errors="backslashreplace").decode()

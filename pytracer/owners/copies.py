@@ -13,11 +13,11 @@ from weakref import ref
 from pytracer import _core
 
 _AT_ONCE = 500  # how many modules are copied without giving up the GIL
-GradientRule = tuple[bool, int, bool, bool, int]
-"""Whether gradients are read, and the rest of `GradientRule` in `csrc/tensors/model_copy.h`."""
+GradientRule = tuple[bool, int, bool, bool, int, int]
+"""`GradientRule` in `csrc/tensors/model_copy.h`; last, in how many other threads a pass may run."""
 Part = tuple[int, int, int, int]
 """Where a tensor is: its address, bytes, device (-1: the CPU), and where the storage begins."""
-NO_GRADIENTS: GradientRule = False, 0, False, False, -1
+NO_GRADIENTS: GradientRule = False, 0, False, False, -1, 0
 Named = list[tuple[str | int, list[_core.TensorCopy]]]
 
 

@@ -105,7 +105,7 @@ class HoldersNow:
         owned: Iterable[tuple[int, int, int]],
         devices: Collection[int],
         roots: "dict[int, tuple[ref[Any], bool]]",
-        reads_graphs: bool,
+        graph_passes: int | None,
         patience: float = 1,
     ) -> None:
         hidden, unnamed = ([f"{Path(str(each.__file__)).parent}/"] for each in (pytracer, torch))
@@ -114,7 +114,7 @@ class HoldersNow:
             sys.modules.get("torch.utils.checkpoint"),
             [*owned],
             {*devices},
-            reads_graphs,
+            graph_passes,
             MAX_NODES,
             MAX_GRAPH_SECONDS * patience,
             int(MAX_TENSORS * patience),

@@ -39,8 +39,10 @@ _MODULE, _OPTIMIZER, _GRAD, _CUBLAS, _SAVED = map(
 )
 
 
-def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, bool]:
+def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, int | None]:
     """Return which gradients the current thread may read now, and whether it may read graphs.
+
+    It may if only so many other threads run a backward pass; None: it may not.
 
     torch replaces `grad` without a lock, in part without the GIL: a program that reads `grad` while
     another thread sets it may crash. So gradients are read only where no other thread sets them: on
@@ -54,6 +56,8 @@ def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, b
     may_others_train = any(not one.daemon and one not in ours for one in threading.enumerate())
     is_only_maker = thread in REGISTRY.makers and not may_others_train
     is_in_backward, device = torch._C._current_graph_task_id() != -1, -1
+    # A thread of autograd's runs the pass of another one, which waits.
+    passes = int(is_in_backward and isinstance(ours[1], threading._DummyThread))
     if is_in_backward:
         with contextlib.suppress(Exception):  # the accelerator is not initialised
             device = int(torch._C._accelerator_getDeviceIndex())
@@ -61,7 +65,8 @@ def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, b
     else:
         steppers = {each for _, each in REGISTRY.optimizers() if each is not None}
         may_read_graphs = steppers == {thread} if steppers else is_only_maker
-    return (True, thread, is_only_maker, is_in_backward, device), may_read_graphs
+    rule = True, thread, is_only_maker, is_in_backward, device, passes
+    return rule, passes if may_read_graphs else None
 
 
 class OwnersNow:
@@ -90,7 +95,7 @@ class OwnersNow:
         self.unsearched = 0
         self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
         self._roots: dict[int, tuple[ref[Any], bool]] = {}
-        self._may_read_graphs = False
+        self._graph_passes: int | None = None
         self._devices, self._used, self._patience = devices, used, patience
         self._torch: Any = sys.modules.get("torch")
         if self._torch is None:
@@ -104,7 +109,7 @@ class OwnersNow:
 
     def _read(self) -> None:
         """Read what models and optimizers have."""
-        rule, self._may_read_graphs = what_may_be_read(self._torch, self._used)
+        rule, self._graph_passes = what_may_be_read(self._torch, self._used)
         optimizers: list[OptimizerCopy] = []
         steppers: dict[int, int] = {}  # threads by parameters
         for reference, thread in REGISTRY.optimizers():
@@ -135,7 +140,7 @@ class OwnersNow:
         """Read what graphs keep, unless another thread may change them, and who holds tensors."""
         owned = [owner[:3] for owner in self.owners]
         now = HoldersNow(
-            self._torch, owned, self._devices, self._roots, self._may_read_graphs, self._patience
+            self._torch, owned, self._devices, self._roots, self._graph_passes, self._patience
         )
         for address, size_bytes, device, name in now.saved:
             self._add_owner((address, size_bytes, device, _ACTIVATION, _SAVED, name))

@@ -41,8 +41,7 @@ class WeakTable(Generic[Value]):
     def forget_dead(self) -> None:
         """Leave out the objects that are gone."""
         self._kept = {number: kept for number, kept in self._all() if _core.is_alive(kept[0])}
-        known = len(self._kept)
-        self._room = max(_FEW, min(known, self._most - known))
+        self._room = max(_FEW, len(self._kept))
 
     def live(self) -> "list[tuple[ref[Any], Value]]":
         """Return references to the objects that still live, and their values."""

@@ -73,18 +73,14 @@ def summarised(file: OpenFile) -> Summary:
     if file.devices:
         data = file.devices[0]
         usage, history, end = data.history.usage, data.history, final_sample(data)
-        # The sum of a trace says nothing about reserved memory.
-        allocated = usage.allocated_bytes.max() if history.is_known else end.allocated_bytes
-        reserved = usage.reserved_bytes.max() if history.is_known else end.reserved_bytes
-        figures = {
-            "peak_bytes": int(allocated),
-            "peak_reserved_bytes": int(reserved),
-            "capacity_bytes": capacity_bytes(data),
-        }
+        allocated, reserved = end.allocated_bytes, end.reserved_bytes
         if history.is_known:
+            allocated, reserved = int(usage.allocated_bytes.max()), int(usage.reserved_bytes.max())
             points = min(len(usage.allocated_bytes), CURVE_POINTS)
             for name in curve:
                 curve[name] = highest(getattr(usage, f"{name}_bytes"), points).tolist()
+        found = allocated, reserved, capacity_bytes(data)
+        figures = dict(zip(figures, found, strict=True))
     return Summary(
         file=file.file,
         events=sum(map(rows_of, file.devices)),

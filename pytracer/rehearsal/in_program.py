@@ -80,6 +80,7 @@ def _write() -> None:
     _report.gave_up = stand_ins.ooms(torch) > _ooms_before_step
     with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
         stand_ins.note_unknown(torch, _report)
+        _report.unknown = [*dict.fromkeys(_report.unknown)]  # a child that is spawned writes twice
     with contextlib.suppress(OSError):
         _report.write(_plan.folder)
 

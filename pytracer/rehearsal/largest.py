@@ -71,7 +71,7 @@ def largest(
     on_run: Callable[[Mapping[str, int], DryRun], object] = lambda *_: None,
     **options: Any,
 ) -> Largest:
-    """Find the largest value with which a program fits: multiplied, and then halved between two.
+    """Find the largest value that fits: values grow until one does not, then the gap is halved.
 
     Args:
         command: As `dry_run` takes it, with "{batch}" in the place of the variable "batch".

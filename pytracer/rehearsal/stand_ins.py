@@ -174,11 +174,9 @@ def _replace_groups(c10d: Any, plan: Plan, report: Report) -> None:
             c10d.Backend.backend_capability["fake"].append(device_backend())  # it lacks NPUs
             init("fake", rank=rank, world_size=world_size, store=FakeStore())
 
-    def group(
-        new: Any, ranks: Any = None, timeout: Any = None, _: Any = None, *rest: Any, **options: Any
-    ) -> Any:
-        options.pop("device_id", None)
-        return new(ranks, timeout, None, *rest, **options)
+    def group(new: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        asked = signature(new).bind(*arguments, **options).arguments
+        return new(**{name: asked[name] for name in asked if name not in ("backend", "device_id")})
 
     def on_host(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return function(*arguments, **options | {"device": c10d.torch.device("cpu")})

@@ -88,9 +88,8 @@ Place = tuple[int, int]  # a line and a column
 
 
 def _span(frame: FrameType) -> tuple[Place, Place]:
-    """Return where what a frame executes begins and ends. Python 3.10 knows the line alone."""
-    positions: Any = getattr(frame.f_code, "co_positions", tuple)()
-    found: Any = next(islice(positions, frame.f_lasti // 2, None), (None,))
+    """Return where what a frame executes begins and ends. Code may lack columns."""
+    found: Any = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,))
     if None in found:
         return (frame.f_lineno, sys.maxsize), (frame.f_lineno, 0)
     first, last, start, end = found

@@ -22,9 +22,8 @@ _NEW_KEYS = {
 }
 """The settings that older releases refuse, with the first release that has them."""
 
-_NOT_SIMULATED = (
-    *("page_size", "segment_size_mb", "base_addr_aligned_kb", "per_process_memory_fraction"),
-)
+_PAGES = ("page_size", "segment_size_mb", "base_addr_aligned_kb")
+_NOT_SIMULATED = (*_PAGES, "per_process_memory_fraction")
 
 _LEAST_SPLIT_MB = 20  # max_split_size_mb must be larger
 _DIVISIONS = "roundup_power2_divisions"

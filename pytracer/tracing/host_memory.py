@@ -1,4 +1,7 @@
-"""The host memory of the process at its steps: what grows there is in no allocator's recording."""
+"""The host memory of the process at its steps: what grows there is in no allocator's recording.
+
+And how often the kernel has ended a process for it.
+"""
 
 import contextlib
 import os

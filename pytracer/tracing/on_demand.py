@@ -110,8 +110,9 @@ class _Watcher:
                 _core.unwatch_signal(watch.number)
             thread = None if self._watches else self._thread
             _core.wake()
-        if self._dumping.acquire(timeout=DUMP_SECONDS):
-            self._dumping.release()
+        dumping = self._dumping  # a child that is forked meanwhile has another one
+        if dumping.acquire(timeout=DUMP_SECONDS):
+            dumping.release()
         if thread is not None and thread is not threading.current_thread():
             thread.join(END_SECONDS)
 

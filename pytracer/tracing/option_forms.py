@@ -56,7 +56,9 @@ def check_int(least: int, most: int, default: int | None = None) -> Callable[[ob
 
     def check(value: object) -> int:
         try:
-            number = operator.index("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
+            if isinstance(value, bool):
+                raise TypeError
+            number = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             raise WrongValueError(f"is not an integer: {wanted}") from None
         if not least <= number <= most:
@@ -133,7 +135,9 @@ def check_path(value: object, wanted: str, refused: tuple[str, ...] = ()) -> str
     """Check a path or None; `refused` are suffixes."""
     if value is None:
         return None
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    path: object = None
+    with contextlib.suppress(TypeError):
+        path = os.fspath(value)  # type: ignore[call-overload]
     if not isinstance(path, str) or not path or "\0" in path:
         raise WrongValueError(f"is not a path: {wanted}")
     if path.endswith(refused):

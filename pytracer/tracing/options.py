@@ -80,7 +80,7 @@ class Option(Generic[Given, Value]):
         return self.default if options is None else options.__dict__[self.name]
 
     def __set__(self, options: object, value: Given) -> None:
-        """Keep a value. It is not checked: see `pytracer.tracing.options`."""
+        """Keep a value. It is not checked: `Options.checked` does that."""
         options.__dict__[self.name] = value
 
     def check(self, name: str, value: object) -> Value:

@@ -6,7 +6,6 @@ import inspect
 import itertools
 import logging
 import pickle
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -354,7 +353,7 @@ def test_a_forked_child_has_no_sessions(patched: Torch) -> None:
     patched.record()
     replaced = patch._patches[patched.backend]
     sessions = list(replaced._sessions.values())
-    replaced.reset_in_child(threading.RLock())
+    patch._reset_in_child()
     assert not replaced._sessions
     assert not patched.is_enabled()
     for session in sessions:  # this process is not a child

@@ -83,4 +83,4 @@ def test_the_demo_runs_without_a_compiler(
         # THEN it has recorded that device, and printed its report
         content = pickle.loads((tmp_path / output).read_bytes())
         assert content["pytracer"]["backends"] == [device]
-        assert re.search(r"^peak .* MiB, after event \d+", printed, re.MULTILINE), printed
+        assert re.search(r"^ peak .* MiB in step \d+", printed, re.MULTILINE), printed

@@ -86,9 +86,9 @@ def check_bounds(history: History, allocator: Allocator, first: int) -> None:
         true = np.array([level[name] for level in truth])
         column = getattr(history.usage, name)
         assert (column <= true).all()
-        # AND the upper bound holds
-        if name == "allocated_bytes":
-            assert true[: history.exact_from].max(initial=0) <= history.most_before_bytes
+        # AND the difference is within the upper bound
+        most = [level + history.uncertain_at(i) for i, level in enumerate(column.tolist())]
+        assert (true <= most).all()
     last = len(allocator.events) - first
     for i in range(len(blocks)):
         freed = int(blocks.free_event[i])

@@ -34,6 +34,7 @@ def test_the_levels() -> None:
         step=4,
         phase="update",
         is_exact=True,
+        uncertain_bytes=0,
         requested_bytes=1500,
         allocated_bytes=1536,
         active_bytes=1536,
@@ -57,6 +58,7 @@ def test_the_levels() -> None:
         step=5,
         phase="",
         is_exact=True,
+        uncertain_bytes=0,
         requested_bytes=1000,
         allocated_bytes=1024,
         active_bytes=1024,
@@ -194,21 +196,22 @@ def test_a_ring_that_lost_its_first_events() -> None:
 
 
 def test_an_inexact_peak_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a history whose first levels may be up to as high as the peak
+    # GIVEN a history whose second level may be 1000 bytes higher
     snapshot = reference_reader.convert(cuda_content())
-    found = [replace(inexact(replay(snapshot), 2), most_before_bytes=1536)]
-    monkeypatch.setattr(device_data, "replay", lambda *_: found[-1])
+    history = replace(inexact(replay(snapshot), 2), uncertain_bytes=np.array([0, 1000]))
+    monkeypatch.setattr(device_data, "replay", lambda *_: history)
 
-    # WHEN it is reported, THEN the peak is certain
+    # WHEN it is reported, THEN the peak is certain, because it is higher than this level's bound
     assert only_device(cuda_content()).is_peak_certain
     # AND a peak that is lower than the bound is uncertain
-    found.append(replace(found[0], most_before_bytes=1537))
+    history.uncertain_bytes[1] = 2000
     assert not only_device(cuda_content()).is_peak_certain
 
     # AND samples of inexact levels say so, and have no quotients
     data = device_data.device_data(snapshot, 0)
     samples = [sample_at(data, level) for level in (0, 1, 2)]
-    assert [sample.is_exact for sample in samples] == [False, False, True]
+    assert [sample.is_exact for sample in samples] == [True, False, True]
+    assert [sample.uncertain_bytes for sample in samples] == [0, 2000, 0]
     assert [sample.free_concentration for sample in samples] == [None, None, 1]
 
 

@@ -23,7 +23,7 @@ def test_a_series_keeps_highs_and_lows(entries: int, points: int, seed: int) -> 
     columns = dict(zip(Usage.__annotations__, rows.T, strict=True))
     usage = Usage(**columns)
     times = np.arange(len(rows) - 1) + FIRST_TIME_US
-    history = History(usage, cast(Lifetimes, None), exact_from=3)
+    history = History(usage, cast(Lifetimes, None), 3, np.zeros(3, int))
     # WHEN a series with a limited number of points is computed
     found = series(cast(Trace, SimpleNamespace(time_us=times)), history, points)
     # THEN all its levels are of the same events, and the first, last and highest are included

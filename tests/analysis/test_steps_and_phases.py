@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import reference_reader
 from hypothesis import given
@@ -172,12 +173,12 @@ def exact_phases(snapshot: Snapshot, history: History) -> dict[str | None, bool]
 def test_steps_and_phases_of_which_only_bounds_are_known() -> None:
     # GIVEN a history whose first levels may be higher
     snapshot, history = two_steps()
-    history = replace(history, exact_from=2, most_before_bytes=20)
+    history = replace(history, exact_from=2, uncertain_bytes=np.array([20, 20]))
     # WHEN steps and phases are computed, THEN those of these levels are not exact
     assert [step.is_exact for step in steps(data_of(snapshot, history))] == [False, True]
     assert exact_phases(snapshot, history) == {"rollout": False, "update": True}
     # AND a phase is exact if no such level can exceed its peak
-    history = replace(history, most_before_bytes=10)
+    history.uncertain_bytes[:] = 10
     assert exact_phases(snapshot, history) == {"rollout": True, "update": True}
 
 

@@ -45,7 +45,7 @@ def sample(**changes: int) -> UsageSample:
     """Return 10 GiB reserved, of which 7 GiB are in use and 3 GiB free, in blocks of 1 GiB."""
     values: dict[str, Any] = {
         **{"event": 9, "time_us": None, "step": None, "phase": "", "is_exact": True},
-        **{"requested_bytes": 7 * GIB, "allocated_bytes": 7 * GIB},
+        **{"uncertain_bytes": 0, "requested_bytes": 7 * GIB, "allocated_bytes": 7 * GIB},
         **{"active_bytes": 7 * GIB, "reserved_bytes": 10 * GIB, "fragmentation_bytes": 3 * GIB},
         **{"rounding_bytes": 0, "inactive_split_bytes": 3 * GIB, "largest_free_bytes": GIB},
         **{"free_concentration": 0.3, "segments": 10},
@@ -75,14 +75,14 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
     return OutOfMemory(**{**values, **changes})
 
 
-def full(requested: int, *, is_exact: bool = True, **changes: Any) -> OutOfMemory:
+def full(requested: int, uncertain_bytes: int = 0, **changes: Any) -> OutOfMemory:
     """Return a request next to 9.5 GiB in use, half a GiB free in a segment, and 1 GiB free."""
     used = {"requested_bytes": 19 * GIB // 2, "allocated_bytes": 19 * GIB // 2}
     free = {"device_free_bytes": GIB, "available_bytes": GIB, "own_pool_free_bytes": GIB // 2}
     return oom(
         requested,
         **free,
-        sample=sample(**used, active_bytes=19 * GIB // 2, is_exact=is_exact),
+        sample=sample(**used, active_bytes=19 * GIB // 2, uncertain_bytes=uncertain_bytes),
         **changes,
     )
 
@@ -174,15 +174,15 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(4 * GIB, **LATER), {}, [UNKNOWN]),
         (oom(6 * GIB, **LATER), {}, [TOO_LARGE]),
         # The ring lost its beginning: more may have been in use.
-        (oom(6 * GIB, **LATER, sample=sample(is_exact=False)), {}, [UNKNOWN]),
+        (oom(6 * GIB, **LATER, sample=sample(uncertain_bytes=GIB)), {}, [UNKNOWN]),
         # The program never had as much, and nearly all is allocated: 9.5 of 11 GiB, or 95 % with
         # the request.
         (full(5 * GIB // 4), {}, [FRAGMENTED]),
         (full(5 * GIB // 4, **GROWS), {}, [EXHAUSTED]),
         (full(3 * GIB // 2 + 1, **GROWS), {}, [EXHAUSTED]),
         (full(11 * GIB // 2 + 1, **GROWS), {}, [TOO_LARGE]),
-        (full(5 * GIB // 4, is_exact=False, **GROWS), {}, [UNKNOWN]),
-        (full(5 * GIB // 4, is_exact=False, **GROWS), {"has_step": True}, [FRAGMENTED]),
+        (full(5 * GIB // 4, uncertain_bytes=900 * MIB, **GROWS), {}, [UNKNOWN]),
+        (full(5 * GIB // 4, uncertain_bytes=900 * MIB, **GROWS), {"has_step": True}, [FRAGMENTED]),
         # More than ever, in the first step: a fifth of the 12 GiB has to be free in pieces.
         (oom(5 * GIB // 2, own_pool_free_bytes=12 * GIB // 5 + 1, **GROWS), {}, [FRAGMENTED]),
         (oom(5 * GIB // 2, own_pool_free_bytes=12 * GIB // 5, **GROWS), {}, [UNKNOWN]),

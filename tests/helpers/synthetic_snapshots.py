@@ -169,8 +169,8 @@ class Program:
 
 def inexact(history: History, exact_from: int) -> History:
     """Return the history as if the free memory of its first entries could be in use."""
-    most = int(history.usage.reserved_bytes[:exact_from].max(initial=0))
-    return replace(history, exact_from=exact_from, most_before_bytes=most)
+    free = history.usage.reserved_bytes - history.usage.active_bytes
+    return replace(history, exact_from=exact_from, uncertain_bytes=free[:exact_from])
 
 
 def file_metadata(backend: str = "cuda", **changes: Any) -> dict[str, Any]:

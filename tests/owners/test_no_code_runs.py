@@ -58,7 +58,7 @@ def test_no_class_of_a_tensor_is_asked(kind: type[Asked]) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     optimizer.param_groups[0]["params"] = [parameter]
     optimizer.state[parameter] = {"momentum": kind(torch.ones(1000))}
-    rule = True, 1, False, True, 0  # as in a backward pass on an accelerator
+    rule = True, 1, False, True, 0, 0  # as in a backward pass on an accelerator
     references: Any = [weakref.ref(module)], [(weakref.ref(optimizer), None, 0, 0)]
     kind.calls.clear()
     with torch._C.DisableTorchFunction():

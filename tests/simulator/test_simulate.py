@@ -12,7 +12,6 @@ from pytracer.analysis.requests import (
     FREE,
     LEAVE,
     Requests,
-    without,
 )
 from pytracer.errors import ConfigError
 from pytracer.simulator.rules import is_checked, rules_of
@@ -50,20 +49,6 @@ def test_a_left_block_is_freed_early_to_find_memory() -> None:
     assert done.peak_reserved_bytes == 30 * MIB
     assert done.allocated_bytes is not None
     assert done.allocated_bytes.tolist() == [30 * MIB, 0, 30 * MIB, 30 * MIB]
-
-
-def test_blocks_are_left_out() -> None:
-    # GIVEN a block that is left and freed, between others and next to a request that fails
-    requests = requests_of(
-        *((ALLOCATE, 0, 30 * MIB), (ALLOCATE, 1, 40 * MIB), (LEAVE, 1, 0), (FREE, 1, 0)),
-        *((ALLOCATE, 2, 30 * MIB), (FAIL, -1, 20 * MIB), (FREE, 0, 0)),
-    )
-    # WHEN a program does not allocate it THEN it has none of its requests, and all others
-    left = without(requests, np.array([1]))
-    assert left.block.tolist() == [0, 2, -1, 0]
-    assert left.size_bytes.tolist() == [30 * MIB, 30 * MIB, 20 * MIB, 0]
-    done = simulate(left, rules_of("", "cuda", "2.12.1"), limit_bytes=None, device_bytes=80 * MIB)
-    assert (done.failed_request, done.peak_reserved_bytes) == (None, 80 * MIB)
 
 
 def test_requests_that_fail_are_counted() -> None:

@@ -12,9 +12,8 @@ from pytracer.analysis.diff.matching import Line, Lines, match_sites
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
 from pytracer.analysis.usage import UsageSample
 
-_OF_BLOCKS = ("requested_bytes", "allocated_bytes", "active_bytes")
 _USAGE = (
-    *_OF_BLOCKS,
+    *("requested_bytes", "allocated_bytes", "active_bytes"),
     "reserved_bytes",
     "fragmentation_bytes",
     "rounding_bytes",
@@ -234,11 +233,9 @@ def _mean(numbers: Iterable[int | None]) -> int | None:
 def _numbers(device: DeviceSummary, pair: DevicePair) -> dict[str, int | None]:
     sample, counts = _sample(device, pair.reasons), device.report.counts
     highest = device.report.peak_reserved
-    # The sum of a trace alone says nothing about reserved memory.
-    known = _OF_BLOCKS if highest is None and not pair.reasons else _USAGE
     has_trace = device.report.contradiction is not None or highest is not None
     return {
-        **{name: getattr(sample, name) if name in known else None for name in _USAGE},
+        **{name: getattr(sample, name) for name in _USAGE},
         "peak_reserved_bytes": None if pair.reasons or highest is None else highest.reserved_bytes,
         **{name: getattr(counts, name) if has_trace else None for name in _COUNTS},
     }

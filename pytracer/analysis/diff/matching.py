@@ -90,13 +90,9 @@ def _by_file_name(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
     """Return the parts of paths, the last first, by file name and path."""
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for path in paths:
-        parts = _parts(path)
+        parts = re.split(r"[/\\]", path)[::-1]
         found[parts[0]][path] = parts
     return found
-
-
-def _parts(path: str) -> list[str]:
-    return re.split(r"[/\\]", path)[::-1]
 
 
 def _closest(parts: Sequence[str], others: Mapping[str, Sequence[str]]) -> tuple[int, str]:

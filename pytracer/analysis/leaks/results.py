@@ -296,8 +296,9 @@ def _caller(growths: Sequence[Growth]) -> str:
     largest = growths[0]
     others = [g for g in growths if g.bytes_per_step >= 0.05 * largest.bytes_per_step]
     for frame in filter(is_users, largest.frames[1:]):
+        same = frame.filename, frame.name
         lines = [
-            next((f.line for f in growth.frames if _is_same_function(f, frame)), None)
+            next((f.line for f in growth.frames if (f.filename, f.name) == same), None)
             for growth in others
         ]
         if None not in lines:
@@ -305,10 +306,6 @@ def _caller(growths: Sequence[Growth]) -> str:
             text = call_site_text(frame) + (f" and {number(more, 'other line')}" if more else "")
             return "" if frame.name == "<module>" else text
     return ""
-
-
-def _is_same_function(one: Frame, other: Frame) -> bool:
-    return (one.filename, one.name) == (other.filename, other.name)
 
 
 def answer(device: DeviceLeaks) -> str:

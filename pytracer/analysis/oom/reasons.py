@@ -377,7 +377,7 @@ def _is_larger_input(facts: Facts) -> bool:
 
 
 def _is_exhausted(facts: Facts) -> bool:
-    total, wanted, unsure = facts.total_bytes, facts.wanted_bytes, facts.sample.uncertain_bytes
+    total, wanted, unsure = facts.total_bytes, facts.wanted_bytes, facts.sample.uncertain_bytes or 0
     # A program that has had as much before can go on, if only the memory were in one piece. And a
     # request for more than half of the memory is too large by itself.
     if _had_as_much(facts) or facts.oom.requested_bytes > total // 2:
@@ -443,7 +443,7 @@ def _growing_text(facts: Facts, earlier: EarlierRequests) -> str:
 
 def _most_available(facts: Facts) -> int:
     """Return the memory that an ideal allocator would have had: no rounding, no unusable piece."""
-    waiting = facts.sample.waiting_bytes + facts.sample.uncertain_bytes
+    waiting = facts.sample.waiting_bytes + (facts.sample.uncertain_bytes or 0)
     return facts.total_bytes - facts.sample.requested_bytes + waiting
 
 

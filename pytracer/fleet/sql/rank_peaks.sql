@@ -7,7 +7,7 @@
 -- device_name     of that file, the device with the highest peak; the CPU only if it has no other
 -- is_cpu          whether that is the CPU
 -- peak_bytes      the peak of allocated memory: at least this
--- is_certain      whether it is not more
+-- is_certain      whether the peak is exactly this, or of a file of one phase
 -- reserved_bytes  the peak of reserved memory
 CREATE OR REPLACE TABLE rank_peaks AS
 WITH devices AS (
@@ -30,7 +30,8 @@ SELECT
     arg_max(d.device_name, d.peak_allocated_bytes) AS device_name,
     d.is_cpu IS TRUE AS is_cpu,
     max(d.peak_allocated_bytes) AS peak_bytes,
-    bool_and(d.is_peak_certain IS NOT FALSE) AS is_certain,
+    arg_max(d.is_peak_certain IS NOT FALSE OR d.only_phase IS NOT NULL, d.peak_allocated_bytes)
+    AS is_certain,
     max(d.peak_reserved_bytes) AS reserved_bytes
 FROM devices AS d
 JOIN processes AS p USING (source)

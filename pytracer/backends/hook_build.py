@@ -141,7 +141,8 @@ class HookBuilder:
         target = directory.absolute() / self._file_name(backend)
         try:
             # No folder that is made here may be written to by others, whatever the umask.
-            for folder in reversed((target.parent, *target.parent.parents)):
+            above = (target.parent, *target.parent.parents)
+            for folder in reversed([each for each in above if not each.exists()]):
                 folder.mkdir(mode=0o755, exist_ok=True)
             _remove_leftovers(target.parent)
             with tempfile.TemporaryDirectory(

@@ -101,8 +101,9 @@ class Experiment:
         if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
             raise ConfigError(f"{self.output} already exists: give a new or an empty directory")
         self.comparison = Comparison([Setting(name, "") for name in settings])
+        names = [re.sub(r"[^\w.-]+", "-", each)[:_MAX_NAME].strip("-.") for each in settings]
         self.runs = [
-            Run(setting, number, self.output / f"{i:02}_{_file_name(settings[setting])}")
+            Run(setting, number, self.output / f"{i:02}_{names[setting]}")
             for i, (setting, number) in enumerate(balanced_order(len(settings), repeat), 1)
         ]
         self.comparison.metadata = {
@@ -261,7 +262,3 @@ def _variables(settings: Sequence[str]) -> list[dict[str, str]]:
 
 def _change(setting: str) -> str:
     return "" if setting == CURRENT else setting
-
-
-def _file_name(setting: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", setting)[:_MAX_NAME].strip("-.")

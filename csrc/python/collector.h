@@ -5,6 +5,8 @@
 
 namespace pytracer {
 
+namespace py = pybind11;
+
 // Before CPython 3.12, making a list may start the collector, which runs finalizers of the program.
 class NoCollection {
  public:
@@ -22,8 +24,7 @@ class NoCollection {
 // The list refers to all containers, and so to each tuple that another thread is making.
 // CPython raises SystemError in that thread if it finds such a reference when it resizes the tuple.
 // So the list exists within one call that runs no Python code and keeps the GIL meanwhile.
-inline pybind11::object all_objects() {
-  namespace py = pybind11;
+inline py::object all_objects() {
   const py::object get_objects = py::module_::import("gc").attr("get_objects");
   auto all = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_objects.ptr()));
   if (!all) throw py::error_already_set();
@@ -34,22 +35,22 @@ inline pybind11::object all_objects() {
 // The frames and the handled exceptions of all threads. Made before the list of all objects, because an
 // audit hook of the program may run.
 struct ThreadsNow {
-  const pybind11::module_ sys = pybind11::module_::import("sys");
-  const pybind11::dict frames = sys.attr("_current_frames")();
-  const pybind11::dict exceptions = sys.attr("_current_exceptions")();
+  const py::module_ sys = py::module_::import("sys");
+  const py::dict frames = sys.attr("_current_frames")();
+  const py::dict exceptions = sys.attr("_current_exceptions")();
 };
 
 // Whether more than `most` other threads run a backward pass. It replaces gradients, and releases what its
-// graph keeps, without the GIL and without a lock that we could take. The answer is true until other code of
-// Python runs. A pass that code in C++ began is not seen.
+// graph keeps, without the GIL and without a lock that we could take. No code of the program runs here, so the
+// answer is true as long as the GIL is held. A pass that code in C++ began is not seen.
 inline bool are_others_in_backward(size_t most) {
-  namespace py = pybind11;
   const NoCollection guard;
-  const py::dict frames = py::module_::import("sys").attr("_current_frames")();
   size_t found = 0;
-  for (const auto& [thread, innermost] : frames) {
-    if (thread.cast<unsigned long>() == PyThread_get_thread_ident()) continue;
-    for (auto frame = py::reinterpret_borrow<py::object>(innermost); !frame.is_none(); frame = frame.attr("f_back")) {
+  PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+  for (; state != nullptr; state = PyThreadState_Next(state)) {
+    if (state == PyThreadState_Get()) continue;
+    auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(state)));
+    for (; frame && !frame.is_none(); frame = frame.attr("f_back")) {
       const py::object name = frame.attr("f_code").attr("co_name");
       if (PyUnicode_CompareWithASCIIString(name.ptr(), "_engine_run_backward") == 0) {  // torch.autograd.graph's
         ++found;

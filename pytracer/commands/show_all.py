@@ -10,6 +10,7 @@ from pytracer.analysis.answer_words import LEAST_SHARE, unsearched_text
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.holders import Holder
+from pytracer.analysis.leaks.results import answer
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.commands import show_fragmentation, show_tables
 from pytracer.commands.show_answer import Answered, ReadFile
@@ -42,7 +43,6 @@ def _of_file(result: ReadFile, top: int) -> Iterator[Part]:
         yield ""
         yield from _of_device(report, device, explained[device.device], top)
         if (found := explained[device.device].leaks) is not None:
-            from pytracer.analysis.leaks.results import answer  # not needed without steps
             from pytracer.commands.show_leaks import of_device as leaks_of_device
 
             yield ""

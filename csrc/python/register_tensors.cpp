@@ -39,8 +39,8 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
     use = [](const TensorMemory& part, TensorRole role) { Recorder::note_use(part.device, part.begin, role); };
   }
   py::list found_modules, found_optimizers;
-  ModelCopy copy(tensors,
-                 {is_read, thread, is_only_maker, is_in_backward, device, are_others_in_backward(passes)}, use);
+  const bool are_others = is_read && are_others_in_backward(passes);
+  ModelCopy copy(tensors, {is_read, thread, is_only_maker, is_in_backward, device, are_others}, use);
   {
     const NoCollection guard;
     for (const py::handle& each : optimizers) {

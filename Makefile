@@ -12,9 +12,9 @@ TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 	torch-npu==2.13.0 torch-npu==2.14.0
 # Of these, the newest run only where what depends on a release has changed since they passed, and in
 # `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with.
-NEWEST := cuda-2.15.0 npu-2.14.0
+NEWEST := 2.14.0 2.15.0
 DEPEND_ON_RELEASES := csrc pytracer/backends pytracer/owners pytracer/settings pytracer/simulator
-HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(NEWEST:%=test-%),$(MAKECMDGOALS)),,$(shell \
+HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(addprefix %-,$(NEWEST)),$(MAKECMDGOALS)),,$(shell \
 	git ls-tree HEAD $(DEPEND_ON_RELEASES) | cmp -s - tests/devices/passed_with.txt && git diff --quiet HEAD -- $(DEPEND_ON_RELEASES) && echo yes))
 
 PIP_FLAGS := --disable-pip-version-check --quiet
@@ -39,7 +39,7 @@ test: export SUITES = $(CURDIR)/build/suites.txt
 test:
 	mkdir -p build && rm -f $(SUITES) && touch $(SUITES)
 	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu \
-		$(patsubst %,test-%,$(filter-out $(and $(HAVE_PASSED),$(NEWEST)),$(ACCELERATORS))); \
+		$(patsubst %,test-%,$(filter-out $(and $(HAVE_PASSED),$(addprefix %-,$(NEWEST))),$(ACCELERATORS))); \
 		status=$$?; cat $(SUITES); exit $$status
 
 passed:
@@ -105,7 +105,7 @@ wheel: .venv/build-tools ready-hooks
 	.venv/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 
 # The hooks of released versions, compiled against headers that are fetched from pip's registry.
-ready-hooks: HOOKS ?= $(filter-out $(and $(HAVE_PASSED),%==2.14.0 %==2.15.0),$(TESTED_HOOKS))
+ready-hooks: HOOKS ?= $(filter-out $(and $(HAVE_PASSED),$(addprefix %==,$(NEWEST))),$(TESTED_HOOKS))
 ready-hooks: .venv-wheels/tools
 	.venv-wheels/bin/python .ci/wheels hooks --output build/ready_hooks $(HOOKS)
 WITH_HOOKS = --config-settings=cmake.define.PYTRACER_READY_HOOKS=$(CURDIR)/build/ready_hooks

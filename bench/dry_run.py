@@ -146,12 +146,12 @@ def published(checkouts: Path, scratch: Path) -> Iterator[list[str]]:
 def main() -> None:
     own = ArgumentParser(add_help=False)
     own.add_argument("--checkouts", type=Path, help="a folder of clones of public repositories")
-    is_published = any(word.startswith("--c") for word in sys.argv)
+    is_published = own.parse_known_args()[0].checkouts is not None
     name = "dry_run_published.md" if is_published else "dry_run.md"
     options = arguments(__doc__, name, parents=[own])
     with tempfile.TemporaryDirectory() as scratch:
         source, rows = HARDWARE, hardware(Path(scratch))
-        if options.checkouts is not None:
+        if is_published:
             source, rows = AUTHORS, published(options.checkouts, Path(scratch))
         versions = {"torch": version("torch"), "python": platform.python_version()}
         text = HEAD.format(date=date.today(), cores=os.cpu_count(), source=source, **versions)

@@ -240,7 +240,7 @@ def leave_phase(entry: int) -> None: ...  # on any thread
 def is_entered(entry: int) -> bool: ...  # entered and not left
 def phase_path(number: int) -> list[bytes]: ...  # names, outermost first; raises IndexError
 def attach_hook(path: str | bytes) -> bool: ...  # False: the device is not initialised
-def attach_autograd(path: str | bytes, engine: CodeType | None) -> None: ...  # forward_stacks.h
+def attach_autograd(path: str | bytes) -> None: ...  # forward_stacks.h
 def watch_autograd_threads() -> None: ...  # csrc/session/autograd_threads.h
 def running_node() -> tuple[str, int, int] | None: ...  # type, thread, number on its thread
 def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # the CPU's

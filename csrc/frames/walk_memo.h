@@ -92,10 +92,13 @@ class WalkMemo {
   const Entry* entry(uint32_t i) const noexcept { return entries_ + i; }
   uint64_t top_place() const noexcept { return tops_[last_].place; }
   uint32_t top_hash() const noexcept { return tops_[last_].hash; }
-  void set_stack(uint32_t stack, uint32_t node) noexcept {
+  void set_stack(uint32_t stack, uint32_t node, bool may_run_node) noexcept {
     tops_[last_].stack = stack;
     tops_[last_].node = node;
+    tops_[last_].may_run_node = may_run_node;
   }
+  // As it was given to set_stack() for the last walk's stack.
+  bool may_run_node() const noexcept { return tops_[last_].may_run_node; }
 
   // The next walk notes all frames anew.
   void start_afresh() noexcept {
@@ -122,6 +125,7 @@ class WalkMemo {
     uint32_t hash = 0;
     uint32_t node = 0;
     uint32_t stack = kUnknownStack;
+    bool may_run_node = true;
   };
 
   // Compares the innermost `depth_` frames, but for the first one, with those of the last walk.
@@ -145,7 +149,7 @@ class WalkMemo {
   // Notes the innermost frame's instruction, which is new, as that of the last walk.
   void note_top(uint64_t place) noexcept {
     first_unknown_ = size_ - 1;
-    tops_[last_] = {place, PathHash::extended(outer_hash(size_ - 1), place), 0, kUnknownStack};
+    tops_[last_] = {place, PathHash::extended(outer_hash(size_ - 1), place), 0, kUnknownStack, true};
   }
   template <class Access>
   static void note(Entry& entry, typename Access::FramePointer frame) noexcept {
@@ -171,7 +175,7 @@ class WalkMemo {
     }
     innermost_ = entries_ + size - 1;
     outermost_ = size > depth_ ? entries_ + (size - depth_) : entries_;
-    tops_[0] = {innermost_->place, hash, 0, kUnknownStack};
+    tops_[0] = {innermost_->place, hash, 0, kUnknownStack, true};
     tops_[1] = {};
     last_ = 0;
   }

@@ -31,6 +31,8 @@ void read(pytracer_autograd_state* state) {
   state->node_sequence = node->sequence_nr();
 }
 
+uint64_t next_sequence() { return at::sequence_number::peek(); }
+
 const char* running_type() {
   const auto node = torch::autograd::get_current_node();
   return node ? typeid(*node).name() : nullptr;
@@ -100,9 +102,10 @@ uint64_t accumulates_into(const void* running_node, int32_t* device) {
   }
 }
 
-const pytracer_autograd autograd = {PYTRACER_AUTOGRAD_ABI, &read,          &running_type,
-                                    &runs_kernel,          &has_output,    &changes_shape,
-                                    &has_two_gradients,    &accumulates_into};
+const pytracer_autograd autograd = {PYTRACER_AUTOGRAD_ABI, &read,       &next_sequence,
+                                    &running_type,         &runs_kernel, &has_output,
+                                    &changes_shape,        &has_two_gradients,
+                                    &accumulates_into};
 
 }  // namespace
 

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define PYTRACER_AUTOGRAD_ABI 4u
+#define PYTRACER_AUTOGRAD_ABI 5u
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -28,6 +28,8 @@ typedef struct pytracer_autograd_state {
 typedef struct pytracer_autograd {
   uint32_t abi;  // PYTRACER_AUTOGRAD_ABI of the header that the library was compiled against
   void (*read)(pytracer_autograd_state* state);
+  // What read() would write as `next_sequence`: a small part of its cost.
+  uint64_t (*next_sequence)(void);
   // What read() would write as `node_type`, or null if no node runs.
   const char* (*running_type)(void);
   // Whether the thread runs an operator's kernel that autograd has called, in grad mode.

@@ -43,14 +43,7 @@ void register_hooks(py::module_& core) {
   core.def(
       "attach_hook", [](const std::string& path) { return attach_hook(path, &report_oom); },
       py::arg("path"), py::call_guard<OutsideGil>());
-  core.def(
-      "attach_autograd",
-      [](const std::string& path, py::object engine) {
-        const void* code = engine.is_none() ? nullptr : engine.release().ptr();  // never released
-        OutsideGil outside;
-        attach_autograd(path, code);
-      },
-      py::arg("path"), py::arg("engine"));
+  core.def("attach_autograd", &attach_autograd, py::arg("path"), py::call_guard<OutsideGil>());
   core.def("watch_autograd_threads", &watch_autograd_threads, py::call_guard<OutsideGil>());
   core.def("running_node", []() -> py::object {
     const pytracer_autograd* autograd = attached_autograd();

@@ -12,14 +12,10 @@
 
 #include "column.h"
 #include "read_error.h"
+#include "support/mix.h"
 #include "watch.h"
 
 namespace pytracer::reading {
-
-inline uint64_t mix(uint64_t hash, uint64_t value) noexcept {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15;
-  return hash ^ hash >> 29;
-}
 
 class HashIndex {
  public:

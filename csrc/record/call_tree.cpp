@@ -12,7 +12,7 @@ namespace {
 // How many items fit the bound if there is nothing else. Reserves address space, not memory.
 template <class Item>
 uint32_t max_items(uint64_t max_bytes) noexcept {
-  return static_cast<uint32_t>(std::min<uint64_t>(max_bytes / sizeof(Item) + 2, 1u << 28));
+  return static_cast<uint32_t>(std::min<uint64_t>(max_bytes / sizeof(Item) + 2, CallTree::kFlags - 1));
 }
 
 BoxPart part_of_tree(const std::shared_ptr<Box>& box, BoxKind kind, bool is_spare) {
@@ -103,7 +103,7 @@ bool CallTree::find(WalkMemo& walk) const noexcept {
            holds(candidate, walk, outer);
   });
   if (node == 0 || !has_flag(node, kUsed)) return false;
-  walk.set_stack(base_ + node, node);
+  walk.set_stack(base_ + node, node, has_flag(node, kMayRunNode));
   return true;
 }
 
@@ -121,7 +121,8 @@ uint32_t CallTree::find_link(uint32_t outer, uint32_t link) const noexcept {
 uint32_t CallTree::intern_node(uint32_t outer, uint32_t frame, uint32_t path_hash) noexcept {
   if (const uint32_t known = find_node(outer, frame, path_hash)) return known;
   if (nodes_.is_full() || !take(Interner<Node>::kItemBytes)) return 0;
-  return nodes_.add({frame, outer, 0, path_hash});
+  const bool calls_engine = frame == 0 ? PathBase::is_cut(outer) : has_flag(outer, kEngine) || is_engine_frame(frame);
+  return nodes_.add({frame, outer | (calls_engine ? kEngine : 0u), 0, path_hash});
 }
 
 uint32_t CallTree::add(WalkMemo& walk) noexcept {
@@ -146,7 +147,7 @@ uint32_t CallTree::add(WalkMemo& walk) noexcept {
   const bool is_empty = nodes_[node].frame == 0;  // or there is no room
   if (!is_empty) {
     set_used(node, walk.is_truncated());
-    walk.set_stack(base_ + node, node);
+    walk.set_stack(base_ + node, node, has_flag(node, kMayRunNode));
   }
   // A node's path has no hidden frames, so the next walk cannot be compared with it.
   if (is_empty || has_hidden) walk.start_afresh();
@@ -180,7 +181,8 @@ uint32_t CallTree::intern_code(const void* pointer) noexcept {
   const std::string_view filename = code_filename(pointer, filename_), name = code_name(pointer, name_);
   // Of a code object without names, nobody could say what it is.
   if (!take(Interner<Code>::kItemBytes + names_.growth(filename) + names_.growth(name))) return 0;
-  return codes_.add({pointer, 0, 0, names_.intern(filename), names_.intern(name), 0});
+  const bool is_engine = name == "_engine_run_backward";  // of torch.autograd.graph
+  return codes_.add({pointer, 0, 0, names_.intern(filename), names_.intern(name), 0, is_engine});
 }
 
 uint32_t CallTree::intern_frame(uint64_t place, const RawFrame& raw) noexcept {
@@ -257,7 +259,7 @@ uint32_t CallTree::copy_code(CallTree& from, uint32_t id) noexcept {
   if (old.copy == 0) {
     const std::string_view filename = from.text(old.filename), name = from.text(old.name);
     take(Interner<Code>::kItemBytes + names_.growth(filename) + names_.growth(name));
-    old.copy = codes_.add({old.pointer, 0, 0, names_.intern(filename), names_.intern(name), 0});
+    old.copy = codes_.add({old.pointer, 0, 0, names_.intern(filename), names_.intern(name), 0, old.is_engine});
   }
   return old.copy;
 }

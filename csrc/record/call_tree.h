@@ -48,6 +48,7 @@ class CallTree {
     uint32_t filename;  // names
     uint32_t name;
     uint32_t copy;  // in the next generation
+    uint32_t is_engine;  // whether it is the function of torch that calls autograd's engine
   };
   // Nodes are numbered from 1 on within the generation; node 0 is stack 0.
   struct Node {
@@ -57,7 +58,7 @@ class CallTree {
     uint32_t next;  // once copied: the node in the next generation
     uint32_t path_hash;
   };
-  static constexpr uint32_t kFlags = 1u << 29;  // the lowest one
+  static constexpr uint32_t kFlags = 1u << 28;  // the lowest one
   static uint32_t outer_of(const Node& node) noexcept {
     return __atomic_load_n(&node.outer_and_flags, __ATOMIC_RELAXED) & (kFlags - 1);
   }
@@ -80,7 +81,8 @@ class CallTree {
   };
   CallTree(const Rows& rows, uint32_t last_stack);
 
-  // Hooks, without a lock. Gives the memo's entries their nodes, if an event has had this stack.
+  // Hooks, without a lock. Gives the memo's entries their nodes, if an event has had this stack. The walk may run
+  // a node of autograd if torch's call of the engine is among its frames, or beyond those that were compared.
   bool find(WalkMemo& walk) const noexcept;
   // The same for a link inside of a stack; 0: there is none.
   uint32_t find_link(uint32_t outer, uint32_t link) const noexcept;
@@ -121,7 +123,8 @@ class CallTree {
     bool is_truncated;  // there were more
   };
   Frames frames(uint32_t stack, uint32_t depth) const;
-  const void* code(uint32_t frame) const noexcept { return codes_[frames_[frame].code].pointer; }
+  // Of a stack that a walk has found: whether its innermost frame is torch's call of autograd's engine.
+  bool is_engine(uint32_t stack) const noexcept { return is_engine_frame(frame_of(stack)); }
   const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
   uint32_t frame_count() const noexcept { return frames_.count(); }  // their numbers begin at 1
   uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
@@ -133,7 +136,11 @@ class CallTree {
   }
 
  private:
-  enum Flags : uint32_t { kUsed = 1u << 31, kTruncated = 1u << 30, kCopied = kFlags };
+  enum Flags : uint32_t { kUsed = 1u << 31, kTruncated = 1u << 30, kCopied = 1u << 29, kEngine = kFlags,
+                          kMayRunNode = kEngine | kTruncated };
+  bool is_engine_frame(uint32_t frame) const noexcept {
+    return !StackLink::is_link(frame) && codes_[frames_[frame].code].is_engine != 0;
+  }
   uint32_t number_of(uint32_t node) const noexcept { return node != 0 ? base_ + node : 0; }
   uint32_t node_of(uint32_t stack) const noexcept { return stack != 0 ? stack - base_ : 0; }
   uint32_t outer_node(uint32_t node) const noexcept { return outer_of(nodes_[node]); }

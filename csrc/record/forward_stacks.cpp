@@ -21,13 +21,18 @@ ForwardStacks::ForwardStacks() {
   for (uint32_t i = 0; i < kTables; ++i) tables_[i].nodes = &nodes_[size_t{i} * kNodes];
 }
 
-__attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, ThreadSlot& slot,
-                                                            const pytracer_event& allocation,
-                                                            uint32_t own, uint64_t era,
-                                                            uint64_t seed) noexcept {
-  pytracer_autograd_state state;
-  autograd_->read(&state);
+uint32_t ForwardStacks::attribute(StackTable& stacks, ThreadSlot& slot, const pytracer_event& allocation,
+                                  uint32_t own) noexcept {
+  const uint64_t era = stacks.era(), seed = stacks.seed();
+  if (seed != seed_of(stacks, slot, own)) return kUnknownStack;  // else the era is that of the walk
   ForwardCursor& cursor = slot.forward;
+  pytracer_autograd_state state{};
+  if (may_run_node(slot, own) || cursor.thread == 0) {
+    autograd_.read(&state);
+  } else {
+    state.thread = cursor.thread;
+    state.next_sequence = autograd_.next_sequence();
+  }
   const bool has_new_nodes =
       state.next_sequence != cursor.next || state.thread != cursor.thread;
   if (!has_new_nodes) cursor.period = period_.load(std::memory_order_relaxed);
@@ -58,7 +63,7 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
   if (has_new_nodes) {
     // Python code that the node runs makes forward calls of its own. Otherwise the node makes the
     // nodes of its own derivative, and passes its forward stack on.
-    const bool is_own = own != 0 && !stacks.is_innermost(own, engine_);
+    const bool is_own = own != 0 && !stacks.is_engine(own);
     const uint16_t phase = is_own ? slot.phase.load(std::memory_order_relaxed) : last.phase;
     note_new_nodes(state, slot, allocation, is_own ? own : last.forward, is_own || last.is_exact,
                    phase, era);
@@ -66,31 +71,20 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
   return last.id;
 }
 
-uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uint32_t own,
-                                       uint64_t seed) noexcept {
-  const char* const node_type = autograd_->running_type();
-  ForwardCursor::LastFree& last = slot.forward.last_free;
-  if (node_type != last.node_type || own != last.own || seed != last.seed) {
-    uint32_t id = own;
-    if (node_type != nullptr) {
-      const uint32_t type = NodeTypes::instance().number_of(node_type);
-      id = stacks.intern_backward({own, 0, type, false});
-      if (id == kUnknownStack) return id;
-    }
-    last = {node_type, seed, own, id};
+uint32_t ForwardStacks::note_free(StackTable& stacks, ThreadSlot& slot, const char* node_type, uint32_t own,
+                                  uint64_t seed) noexcept {
+  uint32_t id = own;
+  if (node_type != nullptr) {
+    id = stacks.intern_backward({own, 0, NodeTypes::instance().number_of(node_type), false});
+    if (id == kUnknownStack) return id;
   }
-  return last.id;
-}
-
-uint32_t ForwardStacks::attribute_completion(const ThreadSlot& slot, uint32_t own,
-                                             uint64_t seed) noexcept {
-  const ForwardCursor::LastFree& requested = slot.forward.last_free;
-  return own == requested.own && seed == requested.seed ? requested.id : own;
+  slot.forward.last_free = {node_type, seed, own, id};
+  return id;
 }
 
 __attribute__((noinline)) uint32_t ForwardStacks::parameter_of(const void* node) const noexcept {
   int32_t device = PYTRACER_CPU_DEVICE;
-  const uint64_t address = autograd_->accumulates_into(node, &device);
+  const uint64_t address = autograd_.accumulates_into(node, &device);
   return address != 0 ? ParameterNumbers::instance()->number_of(address, device) : 0;
 }
 
@@ -99,11 +93,11 @@ bool ForwardStacks::fits(const Forward& forward, const void* node,
   if (output == NodeTypes::Output::unknown) return false;
   const bool is_new =
       output == NodeTypes::Output::allocated ||
-      (output == NodeTypes::Output::keeps_both && autograd_->has_two_gradients(node) != 0) ||
-      autograd_->changes_shape(node) != 0;
+      (output == NodeTypes::Output::keeps_both && autograd_.has_two_gradients(node) != 0) ||
+      autograd_.changes_shape(node) != 0;
   if (!is_new) return false;
   int32_t is_on_cpu = 0;
-  return autograd_->has_output(node, &is_on_cpu) != 0 && (is_on_cpu != 0) == forward.is_on_cpu;
+  return autograd_.has_output(node, &is_on_cpu) != 0 && (is_on_cpu != 0) == forward.is_on_cpu;
 }
 
 void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadSlot& slot,
@@ -114,7 +108,7 @@ void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadS
   // Otherwise an earlier allocation of the same call may not have been seen.
   const bool is_first = cursor.thread == state.thread && cursor.period == period;
   if (stack != 0 && state.next_sequence != 0) {
-    is_exact = is_exact && is_first && autograd_->runs_kernel() != 0;
+    is_exact = is_exact && is_first && autograd_.runs_kernel() != 0;
     const bool is_on_cpu =  // a tensor in pinned memory is on the CPU
         allocation.device == PYTRACER_CPU_DEVICE || allocation.device == PYTRACER_HOST_DEVICE;
     note(state, slot, {stack, is_exact, is_on_cpu, phase}, is_first, era);

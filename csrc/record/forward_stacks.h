@@ -23,12 +23,11 @@
 #include "record/forward_cursor.h"
 #include "record/node_types.h"
 #include "record/stack_table.h"
+#include "record/thread_slot.h"
 #include "support/reserved_array.h"
 #include "support/spin_lock.h"
 
 namespace pytracer {
-
-struct ThreadSlot;
 
 // The nodes [first, end) that a thread has made, of which the array has the last kNodes.
 struct NodeTable {
@@ -47,24 +46,31 @@ class ForwardStacks {
 
   ForwardStacks();  // throws Error (no address space) or std::bad_alloc
   // Reads autograd's state by these functions from now on. No hook may use the object meanwhile.
-  // `engine` is the code object of the Python function that calls autograd's engine.
-  void read_by(const pytracer_autograd& autograd, const void* engine) noexcept {
-    autograd_ = &autograd;
-    engine_ = engine;
+  void read_by(const pytracer_autograd& autograd) noexcept { autograd_ = autograd; }
+
+  // In a hook, for an event of the calling thread, whose own stack is `own`, as the last walk found it. Most
+  // events are of the forward pass, and end here.
+  bool has_nothing_to_add(ThreadSlot& slot, uint8_t action, uint32_t own) const noexcept {
+    if (may_run_node(slot, own)) return false;
+    if (action != PYTRACER_ALLOC && action != PYTRACER_OOM) return true;
+    ForwardCursor& cursor = slot.forward;
+    if (cursor.thread == 0 || autograd_.next_sequence() != cursor.next) return false;
+    cursor.period = period_.load(std::memory_order_relaxed);
+    return true;
   }
 
-  // In a hook, for an allocation by the calling thread, whose own stack is `own`. Returns `own`, or
-  // the id of `own` with the forward stack of the node that runs. `era` and `seed` are those of
-  // `stacks` before the stack was walked. kUnknownStack: they have changed, so all three are needed anew.
-  uint32_t attribute(StackTable& stacks, ThreadSlot& slot, const pytracer_event& allocation,
-                     uint32_t own, uint64_t era, uint64_t seed) noexcept;
+  // The same, for an allocation. Returns `own`, or the id of `own` with the forward stack of the node that
+  // runs. kUnknownStack: a generation has begun since the walk, which has to be made anew.
+  uint32_t attribute(StackTable& stacks, ThreadSlot& slot, const pytracer_event& allocation, uint32_t own) noexcept;
 
   // The same for a free. Returns `own`, or the id of `own` with the type of the node that runs.
-  uint32_t attribute_free(StackTable& stacks, ThreadSlot& slot, uint32_t own,
-                          uint64_t seed) noexcept;
-  // The same for the completion of the thread's last free, in the call that requested it.
-  static uint32_t attribute_completion(const ThreadSlot& slot, uint32_t own,
-                                       uint64_t seed) noexcept;
+  uint32_t attribute_free(StackTable& stacks, ThreadSlot& slot, uint32_t own) const noexcept {
+    const char* const node_type = autograd_.running_type();
+    const ForwardCursor::LastFree& last = slot.forward.last_free;
+    const uint64_t seed = seed_of(stacks, slot, own);
+    const bool is_known = node_type == last.node_type && own == last.own && seed == last.seed;
+    return is_known ? last.id : note_free(stacks, slot, node_type, own, seed);
+  }
 
   // Not in a hook. Allocations before this call may not have been seen.
   void begin_period() noexcept { period_.fetch_add(1, std::memory_order_relaxed); }
@@ -83,6 +89,8 @@ class ForwardStacks {
   void note_new_nodes(const pytracer_autograd_state& state, ThreadSlot& slot,
                       const pytracer_event& allocation, uint32_t stack, bool is_exact,
                       uint16_t phase, uint64_t era) noexcept;
+  static uint32_t note_free(StackTable& stacks, ThreadSlot& slot, const char* node_type, uint32_t own,
+                            uint64_t seed) noexcept;
   NodeTable* claim(ThreadSlot& slot, uint64_t thread) noexcept;
 
   // The number of the parameter whose gradient a node accumulates; 0: unknown, or another node.
@@ -99,8 +107,18 @@ class ForwardStacks {
             static_cast<uint16_t>(word >> 34)};
   }
 
-  const pytracer_autograd* autograd_ = nullptr;
-  const void* engine_ = nullptr;
+  // Whether the calling thread may run a node. The process's first thread runs none but in the call of autograd's
+  // engine, which a stack that is not cut has. (Code in C++ may call the engine, too: nodes of the CPU that then
+  // run on this thread are not seen.) Asking torch would cost more than all else that an event needs.
+  static bool may_run_node(const ThreadSlot& slot, uint32_t own) noexcept {
+    return !slot.is_main || own == 0 || slot.walks.may_run_node();
+  }
+  // The seed of the walk that found `own`.
+  static uint64_t seed_of(const StackTable& stacks, const ThreadSlot& slot, uint32_t own) noexcept {
+    return own != 0 ? slot.walks.seed() : stacks.seed();
+  }
+
+  pytracer_autograd autograd_{};
   std::atomic<uint64_t> period_{1};
   std::atomic<uint64_t> threads_[kTables]{};  // torch's numbers, from 1 on; 0: the table is free
   NodeTable tables_[kTables];

@@ -38,9 +38,13 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
   if (action == PYTRACER_SNAPSHOT) return record_marker(given, *slot, *log);
   uint32_t stack = 0;
   if (log->wants_stack(action)) {
+    const bool is_same_call = note_call(given, action, *slot);
+    stack = stack_of_thread(slot->walks, is_same_call);
     ForwardStacks* const forward = forward_.load(std::memory_order_acquire);
-    stack = forward == nullptr ? stack_of_thread(slot->walks, note_call(given, action, *slot))
-                               : attributed_stack(given, action, *slot, *forward);
+    if (forward != nullptr && !forward->has_nothing_to_add(*slot, action, stack)) {
+      stack = is_same_call ? attributed_completion(*slot, stack)
+                           : attributed_stack(given, action, *slot, *forward, stack);
+    }
   }
   log->record(given, action, stack, phase_of(*slot));
 }
@@ -96,36 +100,32 @@ inline uint32_t Recorder::stack_of_thread(WalkMemo& walks, bool is_same_call) no
   return stack != kUnknownStack ? stack : find_or_intern(*stacks, walks);
 }
 
-// Not inlined: without forward stacks, an event needs nothing of this. An accelerator's allocator
-// reports what the program frees as a request, the CPU's at once.
-__attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_event& event,
-                                                              uint8_t action, ThreadSlot& slot,
-                                                              ForwardStacks& forward) noexcept {
+inline uint32_t Recorder::attributed_completion(const ThreadSlot& slot, uint32_t own) const noexcept {
+  const StackTable* const stacks = stacks_.load(std::memory_order_acquire);
+  const ForwardCursor::LastFree& requested = slot.forward.last_free;
+  return stacks != nullptr && own == requested.own && stacks->seed() == requested.seed ? requested.id : own;
+}
+
+// Not inlined: most events need nothing of this. An accelerator's allocator reports what the program frees as a
+// request, the CPU's at once.
+__attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_event& event, uint8_t action,
+                                                              ThreadSlot& slot, ForwardStacks& forward,
+                                                              uint32_t own) noexcept {
   StackTable* stacks = stacks_.load(std::memory_order_acquire);
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
-  const uint64_t era = stacks->era();
-  const uint64_t seed = stacks->seed();
-  const bool is_same_call = note_call(event, action, slot);
-  uint32_t id = stack_of_thread(slot.walks, is_same_call);
+  const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
+  uint32_t id = own;
   if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
-    id = forward.attribute(*stacks, slot, event, id, era, seed);
-  } else if (is_same_call) {
-    id = ForwardStacks::attribute_completion(slot, id, seed);
-  } else {
-    const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
-    const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
-    if (is_free) id = forward.attribute_free(*stacks, slot, id, seed);
+    id = forward.attribute(*stacks, slot, event, own);
+  } else if (action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED)) {
+    id = forward.attribute_free(*stacks, slot, own);
   }
-  if (__builtin_expect(id == kUnknownStack, 0)) return stack_of_new_generation(event, action, slot, forward);
+  if (__builtin_expect(id == kUnknownStack, 0)) {  // a generation has begun meanwhile
+    return attributed_stack(event, action, slot, forward, stack_of_thread(slot.walks, false));
+  }
   // Links fill the table too, and the walks of a training that has gone on for a while are all known.
   if (stacks->wants_generation()) renewal_.step(*stacks, logs_, kMaxDevices);
   return id;
-}
-
-// A generation has begun meanwhile: walks again.
-uint32_t Recorder::stack_of_new_generation(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
-                                           ForwardStacks& forward) noexcept {
-  return attributed_stack(event, action, slot, forward);
 }
 
 // Not inlined, so that the path of a walk that repeats is short.
@@ -201,11 +201,11 @@ void Recorder::set_forward_stacks(bool wanted) noexcept {
   forward_.store(wanted ? known_forward_ : nullptr, std::memory_order_release);
 }
 
-void Recorder::set_autograd(const pytracer_autograd& autograd, const void* engine) {
+void Recorder::set_autograd(const pytracer_autograd& autograd) {
   forward_.store(nullptr, std::memory_order_seq_cst);
   wait_for_hooks();
   ForwardStacks* const forward = known_forward_ != nullptr ? known_forward_ : new ForwardStacks;
-  forward->read_by(autograd, engine);
+  forward->read_by(autograd);
   known_forward_ = forward;  // a child of a fork meanwhile has a complete one, or none
   set_forward_stacks(forward_wanted_);
 }

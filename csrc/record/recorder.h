@@ -68,7 +68,7 @@ class Recorder {
   // Whether allocations in backward get forward stacks, from set_autograd() on.
   void set_forward_stacks(bool wanted) noexcept;
   // Of the process. Throws as ForwardStacks does.
-  void set_autograd(const pytracer_autograd& autograd, const void* engine);
+  void set_autograd(const pytracer_autograd& autograd);
   // In a forked child: leaks what was published, because another thread may have been changing it.
   void reset_after_fork() noexcept;
 
@@ -88,11 +88,11 @@ class Recorder {
   // The calling thread's stack. `is_same_call`: the last walk was for the request of the free that
   // this event completes, so it is taken over if the innermost frame has not moved on.
   uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;
-  uint32_t attributed_stack(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
-                            ForwardStacks& forward) noexcept;
-  __attribute__((cold, noinline)) uint32_t stack_of_new_generation(const pytracer_event& event, uint8_t action,
-                                                                   ThreadSlot& slot,
-                                                                   ForwardStacks& forward) noexcept;
+  // The stack `own` of the thread with what is known of the node that runs.
+  uint32_t attributed_stack(const pytracer_event& event, uint8_t action, ThreadSlot& slot, ForwardStacks& forward,
+                            uint32_t own) noexcept;
+  // The same for the completion of the thread's last free, in the call that requested it.
+  uint32_t attributed_completion(const ThreadSlot& slot, uint32_t own) const noexcept;
   uint32_t find_or_intern(StackTable& stacks, WalkMemo& walks) noexcept;
 
   std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1

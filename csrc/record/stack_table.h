@@ -51,10 +51,10 @@ class StackTable {
   // kUnknownStack: a generation has begun since the stacks were found. The walk has to be made again, and
   // the forward stack to be looked for again.
   uint32_t intern_backward(const Backward& backward) noexcept;
-  // In a hook. Whether the innermost frame of a stack of the calling thread is of this code object.
-  bool is_innermost(uint32_t stack, const void* code) const noexcept {
+  // In a hook, for a stack of the calling thread, as in CallTree.
+  bool is_engine(uint32_t stack) const noexcept {
     const CallTree* const tree = newest();
-    return tree->has(stack) && tree->code(tree->frame_of(stack)) == code;
+    return tree->has(stack) && tree->is_engine(stack);
   }
 
   // In a hook; one thread at a time renews (stack_renewal.h).

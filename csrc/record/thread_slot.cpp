@@ -67,6 +67,7 @@ ThreadSlot* detail::claim_slot() noexcept {
     while (!g_slots.compare_exchange_weak(slot->next, slot, std::memory_order_acq_rel)) {
     }
   }
+  slot->is_main = syscall(SYS_gettid) == getpid();
   detail::this_thread = slot;
   if (g_thread_end_works) pthread_setspecific(g_thread_end, slot);
   return slot;
@@ -115,7 +116,8 @@ void reset_thread_slots_after_fork() noexcept {
   for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) {
     slot->scopes.store(0, std::memory_order_relaxed);
     slot->forward.reset();
-    if (slot == detail::this_thread) continue;
+    slot->is_main = slot == detail::this_thread;
+    if (slot->is_main) continue;
     slot->captures = nullptr;  // on the stack of a thread that is gone
     slot->walks.forget();  // its thread may have been writing them
     slot->phase.store(0, std::memory_order_relaxed);

@@ -30,6 +30,7 @@ struct ThreadSlot {
   // the block's address, a multiple of 512, and its device. Else 0.
   uint64_t requested_free = 0;
   bool is_native = false;    // the thread has had an event outside of Python code
+  bool is_main = false;      // the process's first thread, which runs nodes inside of Python's call alone
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
   ForwardCursor forward;
   ThreadSlot* next = nullptr;

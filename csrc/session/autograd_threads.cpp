@@ -35,6 +35,7 @@ void read(pytracer_autograd_state* state) {
   state->node_sequence = UINT64_MAX;
 }
 
+uint64_t no_sequence() { return 0; }
 int32_t no() { return 0; }
 int32_t no_output(const void*, int32_t*) { return 0; }
 int32_t not_known(const void*) { return 0; }
@@ -42,8 +43,8 @@ uint64_t no_parameter(const void*, int32_t*) { return 0; }
 
 }  // namespace
 
-const pytracer_autograd autograd_threads = {PYTRACER_AUTOGRAD_ABI, &read,      &running_type,
-                                            &no,                   &no_output, &not_known,
-                                            &not_known,            &no_parameter};
+const pytracer_autograd autograd_threads = {PYTRACER_AUTOGRAD_ABI, &read,      &no_sequence,
+                                            &running_type,         &no,        &no_output,
+                                            &not_known,            &not_known, &no_parameter};
 
 }  // namespace pytracer

@@ -76,18 +76,18 @@ bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
   return true;
 }
 
-void attach_autograd(const std::string& path, const void* engine) {
+void attach_autograd(const std::string& path) {
   std::lock_guard lock(g_mutex);
   const pytracer_autograd* autograd =
       load<pytracer_autograd_entry>(path, PYTRACER_AUTOGRAD_SYMBOL, PYTRACER_AUTOGRAD_ABI);
   if (attached_autograd() != nullptr) return;
-  Registry::instance().set_autograd(*autograd, engine);
+  Registry::instance().set_autograd(*autograd);
   g_autograd.store(autograd, std::memory_order_release);
 }
 
 void watch_autograd_threads() {
   std::lock_guard lock(g_mutex);
-  if (attached_autograd() == nullptr) Registry::instance().set_autograd(autograd_threads, nullptr);
+  if (attached_autograd() == nullptr) Registry::instance().set_autograd(autograd_threads);
 }
 
 const pytracer_autograd* attached_autograd() noexcept {

@@ -15,11 +15,9 @@ namespace pytracer {
 // user.
 bool attach_hook(const std::string& path, pytracer_oom_fn report_oom);
 
-// Attaches the library in `path` that reads autograd's state, unless one is attached. `engine` is
-// the code object of the Python function that calls autograd's engine, or null; it must never be
-// destroyed. The library is never unloaded. Any thread, without the GIL. Throws HookError, or Error
-// (no address space).
-void attach_autograd(const std::string& path, const void* engine);
+// Attaches the library in `path` that reads autograd's state, unless one is attached. The library is
+// never unloaded. Any thread, without the GIL. Throws HookError, or Error (no address space).
+void attach_autograd(const std::string& path);
 
 // Lets the core tell the threads of autograd by their names (autograd_threads.h), unless a library
 // that reads autograd's state is attached, or until one is. Throws Error or std::bad_alloc.

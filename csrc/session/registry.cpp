@@ -182,9 +182,9 @@ void Registry::record_oom(int device, uint64_t requested_size, uint64_t free_siz
   Recorder::record_oom(event, accelerator_ != nullptr ? accelerator_->now : nullptr);
 }
 
-void Registry::set_autograd(const pytracer_autograd& autograd, const void* engine) {
+void Registry::set_autograd(const pytracer_autograd& autograd) {
   std::lock_guard lock(control_);
-  recorder_.set_autograd(autograd, engine);
+  recorder_.set_autograd(autograd);
 }
 
 std::exception_ptr Registry::capture(const std::vector<DeviceLog*>& logs,

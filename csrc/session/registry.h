@@ -48,8 +48,8 @@ class Registry {
   // The same for the pinned host memory.
   void set_host(const pytracer_hook& hook);
 
-  // The same, of the library that reads autograd's state; `engine` as in ForwardStacks.
-  void set_autograd(const pytracer_autograd& autograd, const void* engine);
+  // The same, of the library that reads autograd's state.
+  void set_autograd(const pytracer_autograd& autograd);
 
   // Any thread, not under control(). The workspaces that torch keeps for cuBLAS; none where the
   // attached hook cannot tell. `unread`: how many more there are, or 1 if another thread changes

@@ -69,7 +69,7 @@ static_assert(sizeof(BoxEntry) == 64);
 
 struct BoxHeader {
   static constexpr char kMagic[8] = {'p', 'y', 't', 'r', 'b', 'o', 'x', 0};
-  static constexpr uint32_t kLayout = 4, kEntries = 510;
+  static constexpr uint32_t kLayout = 5, kEntries = 510;
   char magic[8];
   uint32_t layout;
   std::atomic<uint32_t> is_cut;  // something did not find space in the file

@@ -86,7 +86,7 @@ class Hooks:
             elif not self._has_looked_for_autograd:
                 found = builder.find(AUTOGRAD)
             if found:
-                core.attach_autograd(os.fsencode(found.path), running_torch.engine_code())
+                core.attach_autograd(os.fsencode(found.path))
                 self._attached.add(AUTOGRAD)
                 return
         self._has_looked_for_autograd = True

@@ -15,13 +15,13 @@ import torch
 from pytracer import _core
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.probe_process import NOT_TRIED, PASSED, REFUSED
-from pytracer.backends.running_torch import engine_code, torch_module
+from pytracer.backends.running_torch import torch_module
 from pytracer.errors import HookError
 
 
 def probe_autograd(path: str) -> None:
     """Attach the library at `path`, and compare what it reads in a node with what torch says."""
-    _attach(_core.attach_autograd, os.fsencode(path), engine_code())
+    _attach(_core.attach_autograd, os.fsencode(path))
     seen: list[object] = [_core.running_node()]
     inner = torch.ones(3, requires_grad=True).exp()
     outer = inner.log()

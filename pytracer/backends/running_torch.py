@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from pytracer.backends.names import ACCELERATORS, RECORD_THE_CPU
@@ -68,15 +68,6 @@ def torch_module(backend: str) -> ModuleType:
         raise HookError(f"torch {torch.__version__} is built {how}{RECORD_THE_CPU}")
     module: ModuleType = getattr(torch, backend)
     return module
-
-
-def engine_code() -> CodeType | None:
-    """Return the code of torch's Python function that calls autograd's engine.
-
-    None: this torch has no such function.
-    """
-    graph = importlib.import_module("torch.autograd.graph")
-    return getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
 
 
 def built_backends() -> list[str]:

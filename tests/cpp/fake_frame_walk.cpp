@@ -50,7 +50,8 @@ int32_t code_line(const void* code, int32_t offset) noexcept {
   return static_cast<int32_t>(reinterpret_cast<uintptr_t>(code) % 1000) + offset;
 }
 std::string_view code_name(const void* code, NameBuffer& buffer) noexcept {
-  return in_buffer("f" + std::to_string(reinterpret_cast<uintptr_t>(code)), buffer);
+  const auto number = reinterpret_cast<uintptr_t>(code);
+  return in_buffer(number == kEngineCode ? "_engine_run_backward" : "f" + std::to_string(number), buffer);
 }
 std::string_view code_filename(const void* code, NameBuffer& buffer) noexcept {
   if (folder_of_files.empty()) return "file.py";

@@ -36,7 +36,6 @@ constexpr const char* kBmm = "N5torch8autograd9generated12BmmBackward0E";
 constexpr const char* kSelect = "N5torch8autograd9generated15SelectBackward0E";
 constexpr const char* kCustom = "N5torch8autograd6PyNodeE";
 constexpr const char* kAccumulate = "N5torch8autograd14AccumulateGradE";
-constexpr uintptr_t kEngine = 999;
 constexpr uint64_t kBytes = 256;  // of every output
 
 // What torch would know on this thread.
@@ -50,12 +49,18 @@ struct Autograd {
   uint64_t parameter = 0;  // where the parameter of the node is
 };
 thread_local Autograd t_autograd;
+std::atomic<int> g_asked{0};  // which node runs
 
 void read(pytracer_autograd_state* state) {
   const Autograd& now = t_autograd;
+  ++g_asked;
   *state = {now.thread, now.next, now.type, now.type, now.node_thread, now.node};
 }
-const char* running_type() { return t_autograd.type; }
+uint64_t next_sequence() { return t_autograd.next; }
+const char* running_type() {
+  ++g_asked;
+  return t_autograd.type;
+}
 int32_t runs_kernel() { return t_autograd.runs_kernel; }
 int32_t has_output(const void*, int32_t* is_on_cpu) {
   *is_on_cpu = t_autograd.is_on_cpu;
@@ -67,9 +72,10 @@ uint64_t accumulates_into(const void*, int32_t* device) {
   *device = PYTRACER_CPU_DEVICE;
   return t_autograd.parameter;
 }
-const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read,          &running_type,
-                                     &runs_kernel,          &has_output,    &changes_shape,
-                                     &has_two_gradients,    &accumulates_into};
+const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read,       &next_sequence,
+                                     &running_type,         &runs_kernel, &has_output,
+                                     &changes_shape,        &has_two_gradients,
+                                     &accumulates_into};
 
 class Recording {
  public:
@@ -77,7 +83,7 @@ class Recording {
                      bool forward_stacks = true)
       : session_({{PYTRACER_CPU_DEVICE}, entries, 32, stack_bytes, Context::all, forward_stacks}) {
     Recorder::instance().set_walking(true);
-    Registry::instance().set_autograd(kAutograd, reinterpret_cast<const void*>(kEngine));
+    Registry::instance().set_autograd(kAutograd);
     session_.start();
     static uint64_t threads = 0;
     t_autograd = {++threads, 0};
@@ -155,7 +161,7 @@ TEST(both_events_of_a_free_name_the_node_that_freed) {
     event.size = kBytes;
     Recorder::record(&event);
   };
-  run_frames({frame_at(1, 1), frame_at(2, 2)});
+  run_frames({frame_at(1, 1), frame_at(kEngineCode, 2)});
   for (const uint64_t address : {64, 128}) record(PYTRACER_ALLOC, address);
   t_autograd.type = kMul;
   record(PYTRACER_FREE_REQUESTED, 64);
@@ -384,8 +390,8 @@ TEST(nodes_made_in_a_node_pass_its_stack_on_unless_python_code_runs) {
   Recording recording;
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);  // node 0
-  const std::vector<RawFrame> engine = {frame_at(kEngine, 5), frame_at(2, 0)};
-  const std::vector<RawFrame> recomputed = {frame_at(1, 70), frame_at(kEngine, 5)};
+  const std::vector<RawFrame> engine = {frame_at(kEngineCode, 5), frame_at(2, 0)};
+  const std::vector<RawFrame> recomputed = {frame_at(1, 70), frame_at(kEngineCode, 5)};
   // WHEN node 0 makes node 1, below the engine's frames, and node 1 makes node 2, without frames
   t_autograd.next = 2;
   backward(kBmm, forward, 0, 2 << 10, engine);
@@ -403,6 +409,30 @@ TEST(nodes_made_in_a_node_pass_its_stack_on_unless_python_code_runs) {
   CHECK((of_block(view, 5 << 10) == Shown{0, 10, "BmmBackward0", true}));
   CHECK((of_block(view, 4 << 10) == Shown{2, 10, "BmmBackward0", true}));
   CHECK((of_block(view, 6 << 10) == Shown{0, 70, "BmmBackward0", true}));
+}
+
+TEST(the_first_thread_is_asked_for_its_node_only_in_a_call_of_the_engine) {
+  Recording recording;
+  const auto asked = [](std::vector<RawFrame> frames) {
+    const int before = g_asked;
+    run_frames(std::move(frames));
+    ++t_autograd.next;
+    alloc(64);
+    release(64);
+    return g_asked - before;
+  };
+  const std::vector<RawFrame> plain = {frame_at(1, 1), frame_at(2, 2)};
+  std::vector<RawFrame> called = plain, deep(40, frame_at(3, 3));  // more than 32, which are compared
+  called.push_back(frame_at(kEngineCode, 4));
+  CHECK(asked(plain) == 0);
+  CHECK(asked(called) == 2);
+  CHECK(asked(deep) == 2);
+  CHECK(asked({}) == 2);
+  std::thread([&] {
+    t_autograd = {700, 0};
+    alloc(128);
+    CHECK(asked(plain) == 2);
+  }).join();
 }
 
 TEST(a_table_keeps_the_last_nodes_of_a_thread) {
@@ -555,7 +585,7 @@ TEST(links_alone_start_a_generation) {
   // WHEN many more stacks with links are recorded than fit
   for (uint64_t parameter = 1; parameter <= 12'000; ++parameter) {
     t_autograd.parameter = parameter << 20;
-    backward(kAccumulate, 0, UINT64_MAX, 64, {frame_at(5, 1)});
+    backward(kAccumulate, 0, UINT64_MAX, 64, {frame_at(kEngineCode, 1)});
     release(64);
   }
   // THEN unused ones are given up, and no event lacks its stack
@@ -573,7 +603,7 @@ TEST(without_the_option_events_have_their_own_stacks_alone) {
 
 TEST(without_the_library_a_thread_of_autograd_is_known_by_its_name) {
   Recording recording;
-  Registry::instance().set_autograd(autograd_threads, nullptr);
+  Registry::instance().set_autograd(autograd_threads);
   const auto allocate = [](const char* name, uint64_t address) {
     std::thread([=] {
       pthread_setname_np(pthread_self(), name);

@@ -98,7 +98,7 @@ class Tree {
       CHECK((is_top ? memo.top_hash() : memo.entry(i)->hash) == hashes_[node]);
       memo.entry(i)->node = node;
     }
-    memo.set_stack(node, node);
+    memo.set_stack(node, node, false);
   }
   // The innermost `depth` instructions of a node, innermost first; then whether there are more.
   std::vector<uint64_t> stack(uint32_t node, uint32_t depth) const {

@@ -10,9 +10,13 @@ int fake_autograd_mode = 0;
 static uint64_t made = 1;
 static const char* const kBmm = "N5torch8autograd9generated12BmmBackward0E";
 
-static void read(pytracer_autograd_state* state) {
+static uint64_t next_sequence(void) {
   if (fake_autograd_mode == 1) ++made;
-  *state = {1, made, nullptr, nullptr, 0, 0};
+  return made;
+}
+
+static void read(pytracer_autograd_state* state) {
+  *state = {1, next_sequence(), nullptr, nullptr, 0, 0};
   if (fake_autograd_mode != 2) return;
   state->node = &made;
   state->node_type = kBmm;
@@ -30,7 +34,7 @@ static int32_t no(const void*) { return 0; }
 static uint64_t into_nothing(const void*, int32_t*) { return 0; }
 
 __attribute__((visibility("default"))) const pytracer_autograd* pytracer_autograd_v1(void) {
-  static const pytracer_autograd library = {PYTRACER_AUTOGRAD_ABI, read, running_type, yes,
+  static const pytracer_autograd library = {PYTRACER_AUTOGRAD_ABI, read, next_sequence, running_type, yes,
                                             has_output, no, no, into_nothing};
   return &library;
 }

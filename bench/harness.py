@@ -20,9 +20,9 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 
 # What selects the stacks: the `context` of a session, which torch's callers choose under
-# `patch_torch()`; torch's `context` and `stacks`.
-OURS = {"no stacks": None, "alloc": "alloc", "all": "all"}
-FORWARD = "all, forward stacks"  # with --forward-stacks, as "all" with that option
+# `patch_torch()`; torch's `context` and `stacks`. By default there are forward stacks, too.
+DEFAULT = "default"
+OURS = {"no stacks": None, "alloc": "alloc", "all": "all", DEFAULT: "all"}
 NATIVE = {"native python": ("all", "python"), "native all": ("all", "all")}
 BASE = "native python"  # the denominator of all ratios
 
@@ -165,15 +165,6 @@ def save(options: argparse.Namespace, figures: Any, table: Table | None = None) 
         print(f"\n{options.json}")
 
 
-def forward_stacks_option() -> argparse.ArgumentParser:
-    """Return a parser of the option that adds the configuration FORWARD, for `parents`."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument(
-        "--forward-stacks", action="store_true", help=f'measure "{FORWARD}" as well'
-    )
-    return parser
-
-
 def recorder(
     device: str, configuration: str, max_entries: int, stack_depth: int = 64
 ) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -181,7 +172,7 @@ def recorder(
 
     Args:
         device: "cpu", "cuda" or "npu"; torch has no recorder for "cpu".
-        configuration: A key of OURS or NATIVE, or FORWARD.
+        configuration: A key of OURS or NATIVE.
         max_entries: The number of events in the ring.
         stack_depth: The number of Python frames that pytracer keeps; torch's recorder keeps all.
     """
@@ -201,11 +192,10 @@ def recorder(
     tracer = pytracer.Tracer(
         device=device,
         stack_depth=stack_depth,
-        forward_stacks=configuration == FORWARD,
+        forward_stacks=configuration == DEFAULT,
         trace_alloc_max_entries=max_entries,
     )
-    context = "all" if configuration == FORWARD else OURS[configuration]
-    tracer._recording.change(tracer._recording.options, context)
+    tracer._recording.change(tracer._recording.options, OURS[configuration])
     return tracer.start, tracer.stop
 
 

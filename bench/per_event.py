@@ -32,12 +32,10 @@ from typing import Any
 
 from harness import (
     BASE,
-    FORWARD,
     NATIVE,
     OURS,
     arguments,
     at_depth,
-    forward_stacks_option,
     in_own_process,
     in_turn,
     new_table,
@@ -150,16 +148,12 @@ def main() -> None:
         "--through", choices=("raw", "empty", "paths"), help="measure only this interface"
     )
     devices = ("cpu", "cuda", "npu")
-    options = arguments(
-        __doc__, "per_event_{device}.json", devices, parents=[narrowing, forward_stacks_option()]
-    )
+    options = arguments(__doc__, "per_event_{device}.json", devices, parents=[narrowing])
     device = options.device
     native = device != "cpu"
     configurations = [*NOT_RECORDING, *OURS, *(NATIVE if native else ())]
     if not native:
         configurations.remove("empty tracker")
-    if options.forward_stacks:
-        configurations.append(FORWARD)
     places = [
         (through, frames)
         for through in ("raw", "empty")

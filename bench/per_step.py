@@ -50,12 +50,10 @@ from typing import Any, NamedTuple
 
 from harness import (
     BASE,
-    FORWARD,
     NATIVE,
     OURS,
     arguments,
     environment,
-    forward_stacks_option,
     in_own_process,
     in_turn,
     recorder,
@@ -296,9 +294,7 @@ def evaluate(
     # taken from the quiet situation. The sums include its minimum and maximum, because it is the
     # less certain part.
     idle = summary(every("attached_ns", *OURS, where=SITUATIONS[0]))
-    for name in (*OURS, FORWARD):
-        if name not in results:
-            continue
+    for name in OURS:
         more = summary(every("recording_ns", name))
         added[name] = [idle[key] + more[key] for key in ("median", "min", "max")]
     added |= {name: every("recording_ns", name) for name in NATIVE if name in results}
@@ -322,15 +318,12 @@ def main() -> None:
         help="the switch interval with a busy GIL, in seconds (0.0001)",
     )
     devices = ("cpu", "cuda", "npu")
-    options = arguments(
-        __doc__, "per_step_{device}.json", devices, rounds=3, parents=[own, forward_stacks_option()]
-    )
+    options = arguments(__doc__, "per_step_{device}.json", devices, rounds=3, parents=[own])
     device = options.device
     native = device != "cpu"
     size = options.size or ("gpt2" if native and not environment()["simulated"] else "small")
     step = in_own_process(__file__, "describe", device, size)
-    run = ["off", *OURS, *([FORWARD] if options.forward_stacks else ())]
-    run += NATIVE if native else ()
+    run = ["off", *OURS, *(NATIVE if native else ())]
     given = "measure", device, size, step["events"], options.switch_interval
     results = in_turn(run * options.rounds, lambda name: in_own_process(__file__, *given, name))
     figures = []

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import BASE, NATIVE, OURS, RESULTS, summary, where
+from harness import BASE, DEFAULT, NATIVE, OURS, RESULTS, summary, where
 
 from startup import FIGURES as STARTUP
 
@@ -24,7 +24,8 @@ NAMES = {
     "attached": "hook attached, not recording",
     "no stacks": "recording without stacks",
     "alloc": "with the allocation's stack",
-    "all": "**with the allocation's and the free's stack**",
+    "all": "with the allocation's and the free's stack",
+    DEFAULT: "**by default: with forward stacks, too**",
     "native python": "torch's own recorder, Python stacks",
     "native all": "torch's own recorder, Python and C++ stacks (its default)",
 }
@@ -93,6 +94,8 @@ def overhead() -> str:
     percent = steps("cuda", "quiet", "wall")["added"]
     rows = []
     for name in ("attached", *OURS, *NATIVE):
+        if name not in percent or (name, 5) not in cuda:
+            continue
         cells = [spread(cuda[name, frames]["added_ns"], ".0f") for frames in (5, 40)]
         cells += [
             spread(cpu[name, frames]["added_ns"], ".0f") if (name, frames) in cpu else "-"
@@ -299,6 +302,7 @@ def gpu() -> str:
             ),
         ]
         for name in ("off", "empty tracker", "attached", *OURS, *NATIVE)
+        if (name, 5) in found
     ]
     head = ["5 Python frames", "40", "5, relative to torch's recorder", "40"]
     return table(["ns added to an allocation and its free", *head], rows)

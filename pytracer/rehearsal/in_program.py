@@ -5,6 +5,7 @@
 
 import atexit
 import contextlib
+import json
 import multiprocessing.util
 import os
 import sys
@@ -14,8 +15,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from pytracer.activation import import_hook
+from pytracer.rehearsal import choices, simulated, stand_ins, values
 from pytracer.rehearsal import plan as plans
-from pytracer.rehearsal import stand_ins, values
 
 LIBRARIES = ("transformers", "accelerate", "peft", "trl", "lightning", "torchtitan", "diffusers")
 
@@ -27,7 +28,7 @@ _ooms_before_step = 0  # how often memory had run out at the last step of an opt
 def prepare() -> None:
     """Prepare this process of a dry run."""
     global _plan
-    _plan = plans.Plan.of_environment()
+    _plan = plans.Plan(**json.loads(os.environ[plans.VARIABLE]))
     import_hook.after_import("torch", _begin)
     stand_ins.prepare(_plan, _report)
 
@@ -36,7 +37,7 @@ def _begin(torch: ModuleType) -> None:
     """Watch the program from the end of torch's import on."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    values.watch(_report)
+    values.watch(_report, choices.spread_evenly(torch, stand_ins.device_backend(), _report))
     stand_ins.replace_in_torch(torch, _plan, _report)
     counts: Counter[int] = Counter()
 
@@ -78,9 +79,11 @@ def _write() -> None:
     error = getattr(sys, "last_value", None)
     _report.is_other_error = error is not None and "out of memory" not in str(error).lower()
     _report.gave_up = stand_ins.ooms(torch) > _ooms_before_step
-    with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
-        stand_ins.note_unknown(torch, _report)
-        _report.unknown = [*dict.fromkeys(_report.unknown)]  # a child that is spawned writes twice
+    if simulated.counter("unknown_workspaces"):
+        _report.unknown.append("workspaces of cuDNN's convolutions and recurrent networks")
+    if _report.world_size > 1:
+        _report.unknown.append("buffers of collective communication")
+    _report.unknown = [*dict.fromkeys(_report.unknown)]  # a child that is spawned writes twice
     with contextlib.suppress(OSError):
         _report.write(_plan.folder)
 

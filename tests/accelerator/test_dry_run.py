@@ -10,8 +10,8 @@ import pytest
 
 import pytracer
 from pytracer import ConfigError, PytracerError
+from pytracer.fitting.largest import largest
 from pytracer.reading.reader import load
-from pytracer.rehearsal.largest import largest
 from pytracer.text import size
 
 MIB = 1 << 20

@@ -108,7 +108,7 @@ def cells(measured: Sequence[float], peaks: Sequence[int]) -> list[str]:
     pairs = [(known, peak / GIB) for known, peak in zip(measured, peaks, strict=True)]
     return [
         ", ".join(map(str, measured)),
-        ", ".join(f"{found:.{len(str(known)) - 1}g}" for known, found in pairs),
+        ", ".join(f"{found:#.{len(str(known)) - 1}g}" for known, found in pairs),
         ", ".join(f"{100 * (found / known - 1):.1f}" for known, found in pairs),
     ]
 

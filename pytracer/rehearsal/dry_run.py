@@ -171,7 +171,7 @@ def _variables(plan: Plan, model: Model) -> dict[str, str]:
         }
     # Kernels that were timed here stay apart: real devices shall run none of them.
     cache = HookFolders().destination().directory / "dry_run"
-    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torchinductor_"}
     return {name: str(cache / below) for name, below in caches.items()} | found
 
 

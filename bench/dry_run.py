@@ -87,8 +87,9 @@ The columns have GiB. {source}
 HARDWARE = "The allocated and reserved peaks are those of `hardware_h200.md` (torch 2.11.0)."
 AUTHORS = """With `--checkouts FOLDER`. Their authors published the measured peaks: torchtitan in
 `benchmarks/llama3_h100_202412_torchtitan.md` (H100 of 96 GB, a torch of December 2024), and
-assignment2-systems in `results` (torch 2.11.0), for some with a snapshot: the dry run is one of an
-A100, because the device is not named, and all its allocations and frees are compared."""
+assignment2-systems in `results` (torch 2.11.0), partly as snapshots, whose allocations and frees
+are compared with those of an A100, because the device is not named. Each run compiles anew, which
+takes memory, too."""
 
 
 def run_program(name: str, sizes: str) -> None:
@@ -109,7 +110,7 @@ def cells(measured: Sequence[float], peaks: Sequence[int]) -> list[str]:
     return [
         ", ".join(map(str, measured)),
         ", ".join(f"{found:#.{len(str(known)) - 1}g}" for known, found in pairs),
-        ", ".join(f"{100 * (found / known - 1):.1f}" for known, found in pairs),
+        ", ".join(f"{round(100 * (found / known - 1), 1) + 0:.1f}" for known, found in pairs),
     ]
 
 

@@ -88,8 +88,7 @@ HARDWARE = "The allocated and reserved peaks are those of `hardware_h200.md` (to
 AUTHORS = """With `--checkouts FOLDER`. Their authors published the measured peaks: torchtitan in
 `benchmarks/llama3_h100_202412_torchtitan.md` (H100 of 96 GB, a torch of December 2024), and
 assignment2-systems in `results` (torch 2.11.0), partly as snapshots, whose allocations and frees
-are compared with those of an A100, because the device is not named. Each run compiles anew, which
-takes memory, too."""
+are compared; their device is not named, and taken to be an A100. Each run compiles anew."""
 
 
 def run_program(name: str, sizes: str) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 from pytracer.rehearsal.plan import Report
 
+_MOST_THINGS = 512  # of which experts may be chosen; words and classes are more
+
 
 def spread_evenly(
     torch: ModuleType, backend: str, report: Report
 ) -> Callable[[int, int, int], bool]:
-    """Have masks and counts be those of an even choice, which is what `topk` or `argmax` made last.
+    """Have masks and counts be those of an even choice, which is what `topk` made last.
 
     A row, such as a token, gets some of several things, such as experts. Return a function that
     answers a copy from the device, if it knows the values.
@@ -25,9 +27,9 @@ def spread_evenly(
     assumed = ""
     things_of: dict[object, Any] = {}  # tensors with the indices of all things
 
-    def chosen(scores: Any, dim: int | None, each: int) -> Any:
+    def topk(scores: Any, each: int, dim: int = -1, *rest: bool) -> Any:
         nonlocal rows_of, assumed
-        if dim is not None and scores.dim() > 1 and scores.numel() > scores.shape[dim]:
+        if scores.dim() > 1 and 0 < each < scores.shape[dim] <= _MOST_THINGS:
             things, all_of_them = scores.shape[dim], scores.numel() // scores.shape[dim] * each
             rows_of = np.diff(np.arange(things + 1) * all_of_them // things)
             shares.clear()
@@ -35,14 +37,9 @@ def spread_evenly(
             shares.update(dict.fromkeys((all_of_them // each, all_of_them), int(rows_of.max())))
             shares[things] = things
             assumed = f"which {each} of {things} experts each token gets (spread evenly here)"
-        return scores.new_empty(0, dtype=torch.int64)
-
-    def topk(scores: Any, k: int, dim: int = -1, *rest: bool) -> Any:
-        found = {"values": scores.new_empty(0), "indices": chosen(scores, dim, k)}
-        return aten.topk.values(scores, k, dim, *rest, **found)
-
-    def argmax(scores: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        return aten.argmax.out(scores, dim, keepdim, out=chosen(scores, dim, 1))
+        indices = scores.new_empty(0, dtype=torch.int64)
+        found = {"values": scores.new_empty(0), "indices": indices}
+        return aten.topk.values(scores, each, dim, *rest, **found)
 
     def note() -> None:
         report.unknown += [assumed] * (assumed not in report.unknown)
@@ -58,7 +55,7 @@ def spread_evenly(
         return indices
 
     def any_of(mask: Any) -> Any:
-        if len(rows_of) > 1 and shares.get(mask.numel()) == rows_of.max():
+        if len(rows_of) and shares.get(mask.numel()) == rows_of.max():
             note()
             return torch.ones((), dtype=torch.bool).to(mask.device)
         kind = torch.uint8 if mask.dtype == torch.uint8 else torch.bool
@@ -75,7 +72,7 @@ def spread_evenly(
                 return True
         return False
 
-    functions = {"topk": topk, "argmax": argmax, "nonzero": nonzero, "any": any_of}
+    functions = {"topk": topk, "nonzero": nonzero, "any": any_of}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is another one already
         for name, function in functions.items():

@@ -8,10 +8,10 @@ The programs are those of tests/accelerator/fit_programs.py, as they ran on an H
 a table in bench/results/dry_run.md.
 
 With --checkouts, the programs are those of public repositories whose authors published what they
-took. FOLDER has clones of github.com/pytorch/torchtitan at 9dec370 and of
+took, or their snapshots. FOLDER has clones of github.com/pytorch/torchtitan at 9dec370 and of
 github.com/Wedsonlin/assignment2-systems at 87b0864. Only torchtitan's tokenizer and data set are
 replaced, by zeros. This also needs the packages that the programs import: triton, tensorboard,
-einops, einx and jaxtyping. The result is a table in bench/results/dry_run_published.md.
+torchao, einops, einx and jaxtyping. The result is a table in bench/results/dry_run_published.md.
 """
 
 import json
@@ -25,16 +25,20 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from datetime import date
 from importlib.metadata import version
-from itertools import repeat
+from itertools import chain, product, repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 from harness import arguments
 from rich.progress import track
 
 import pytracer
+from pytracer.analysis.history import replay
 from pytracer.fitting.sizes import parsed_target, targets_of
+from pytracer.reading.reader import load
+from pytracer.reading.snapshot import FREE_COMPLETED
 
 GIB = 2**30
 LANGUAGE = ("batch=16,length=1024", "batch=24,length=768")
@@ -48,16 +52,29 @@ PROGRAMS = {
     "convolutions": ("convolutions", IMAGES, (0.98, 1.13), (0.41, 0.51)),
 }
 """A name, two sizes, and the peaks of a later step at each: GiB allocated and reserved."""
-TITAN, SYSTEMS = "torchtitan: Llama 3.1 8B, FSDP2", "assignment2-systems: 3.4 B, "
+TITAN, SYSTEMS = "torchtitan: Llama 3.1 8B, FSDP2", "assignment2-systems: "
+COMPILE = "--training.compile"
+FLOAT8 = (
+    *(COMPILE, "--float8.enable_float8_linear", "--float8.enable_fsdp_float8_all_gather"),
+    "--float8.precompute_float8_dynamic_scale_for_fsdp",
+)
 PUBLISHED = (
     (TITAN, 8, "reserved", 82.4, []),
-    (f"{TITAN}, torch.compile", 8, "reserved", 77.0, ["--training.compile"]),
+    (f"{TITAN}, torch.compile", 8, "reserved", 77.0, [COMPILE]),
+    (f"{TITAN}, torch.compile, Float8", 8, "reserved", 76.8, FLOAT8),
     (TITAN, 128, "reserved", 67.0, []),
-    (f"{TITAN}, torch.compile", 128, "reserved", 62.0, ["--training.compile"]),
-    (f"{SYSTEMS}DDP", 2, "allocated", 51.301, ["baseline"]),
-    (f"{SYSTEMS}sharded optimizer", 2, "allocated", 38.562, ["sharded"]),
+    (f"{TITAN}, torch.compile", 128, "reserved", 62.0, [COMPILE]),
+    (f"{SYSTEMS}3.4 B, DDP", 2, "allocated", 51.301, ["baseline"]),
+    (f"{SYSTEMS}3.4 B, sharded optimizer", 2, "allocated", 38.562, ["sharded"]),
 )
 """A program, its ranks, the kind of its peak, the published GiB, and its options."""
+MEDIUM = (
+    *("--d_model=1024", "--d_ff=4096", "--num_layers=24", "--num_heads=16"),
+    *("--model_name=medium", "--memory-profiler=pytorch"),
+)
+PATTERNS = {"inference": "forward-only", "training": "full-training-step"}
+AUTOCAST = {(512, "inference"), (512, "training"), (1024, "training")}
+"""Which published snapshots are of bfloat16: the repository does not say it, their events do."""
 HEAD = """\
 # Dry runs against hardware
 
@@ -70,7 +87,8 @@ The columns have GiB. {source}
 HARDWARE = "The allocated and reserved peaks are those of `hardware_h200.md` (torch 2.11.0)."
 AUTHORS = """With `--checkouts FOLDER`. Their authors published the measured peaks: torchtitan in
 `benchmarks/llama3_h100_202412_torchtitan.md` (H100 of 96 GB, a torch of December 2024), and
-assignment2-systems in `results` (torch 2.11.0)."""
+assignment2-systems in `results` (torch 2.11.0), partly as snapshots, whose allocations and frees
+are compared; their device is not named, and taken to be an A100. Each run compiles anew."""
 
 
 def run_program(name: str, sizes: str) -> None:
@@ -90,8 +108,8 @@ def cells(measured: Sequence[float], peaks: Sequence[int]) -> list[str]:
     pairs = [(known, peak / GIB) for known, peak in zip(measured, peaks, strict=True)]
     return [
         ", ".join(map(str, measured)),
-        ", ".join(f"{found:.{len(str(known)) - 1}g}" for known, found in pairs),
-        ", ".join(f"{100 * (found / known - 1):.1f}" for known, found in pairs),
+        ", ".join(f"{found:#.{len(str(known)) - 1}g}" for known, found in pairs),
+        ", ".join(f"{round(100 * (found / known - 1), 1) + 0:.1f}" for known, found in pairs),
     ]
 
 
@@ -115,6 +133,10 @@ def run_torchtitan(folder: str, scratch: str, *options: str) -> None:
     def load(name: str, path: str, tokenizer: object, batch: int, length: int, *_: object) -> Any:
         return repeat(torch.zeros(2, batch, length, dtype=torch.long))
 
+    if FLOAT8[-1] in options:
+        from torchao.float8 import ScalingType
+
+        ScalingType.DELAYED = None  # the program asks for it, and today's torchao has none
     package: Any = ModuleType("torchtitan")
     package.__path__ = [f"{folder}/torchtitan"]  # this one, even if another is installed
     tokenizer = SimpleNamespace(n_words=128_256)
@@ -132,7 +154,8 @@ def published(checkouts: Path, scratch: Path) -> Iterator[list[str]]:
         folder = str((checkouts / program.partition(":")[0]).resolve())
         if program.startswith(TITAN):
             command = [__file__, "--worker", "torchtitan", folder, str(scratch)]
-            given: dict[str, Any] = {"device": "h100-96"}
+            anew = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}  # compiling takes memory, too
+            given: dict[str, Any] = {"device": "h100-96", "variables": anew}
         else:  # the published peak is that of the first step
             command = ["-m", "cs336_systems.sharded_optimizer", "--mode"]
             path = {"PYTHONPATH": f"{folder}:{folder}/cs336-basics"}
@@ -141,6 +164,42 @@ def published(checkouts: Path, scratch: Path) -> Iterator[list[str]]:
         run = pytracer.dry_run([*command, *options], world_size=ranks, output=output, **given)
         figures = cells([known_gib], [getattr(run, f"peak_{kind}_bytes")])
         yield [program, f"{kind}, {ranks} ranks", *figures, f"{run.seconds:.0f}", "-"]
+
+
+def recorded(folder: Path, scratch: Path) -> Iterator[list[str]]:
+    """Record the published snapshots again, and yield the cells of their rows."""
+    script = (folder / "cs336_systems/nsys_profile.py").read_text()
+    # Before Python 3.12, an f-string ends at a quote within it.
+    script = script.replace('["context_length"]', "['context_length']")
+    for name in ("run", "results"):
+        (scratch / name).mkdir()
+    (scratch / "run/recorded.py").write_text(script)
+    python = ["env", f"--chdir={scratch}/run", f"PYTHONPATH={folder}:{folder}/cs336-basics"]
+    for words, what in product((128, 256, 512, 1024), PATTERNS):
+        is_cast = (words, what) in AUTOCAST
+        options = [f"--context_length={words}", f"--autocast={str(is_cast).lower()}"]
+        command = [*python, sys.executable, "recorded.py", *MEDIUM, *options]
+        run = pytracer.dry_run(
+            [*command, f"--pattern={PATTERNS[what]}"],
+            device="a100",
+            stop_after_steps=0,
+            output=scratch / f"{words}_{what}",
+        )
+        name = f"results/medium_{words}_{what}_memory_snapshot.pickle"
+        both = [load(each / name) for each in (folder, scratch)]
+        usages = [replay(each, 0).usage for each in both]
+        known, found = ([u.allocated_bytes.max(), u.reserved_bytes.max()] for u in usages)
+        published, own = (
+            np.stack([trace.action, trace.size_bytes])[:, trace.action <= FREE_COMPLETED]
+            for trace in (each.traces[0] for each in both)
+        )
+        events = "equal" if np.array_equal(published, own) else "other"
+        yield [
+            f"{SYSTEMS}0.42 B, {what} of {words} words{', autocast' * is_cast}",
+            f"allocated, reserved; {published.shape[1]:,} {events} events",
+            *cells([round(float(peak) / GIB, 3) for peak in known], found),
+            *(f"{run.seconds:.0f}", "-"),
+        ]
 
 
 def main() -> None:
@@ -152,7 +211,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         source, rows = HARDWARE, hardware(Path(scratch))
         if is_published:
-            source, rows = AUTHORS, published(options.checkouts, Path(scratch))
+            systems = (options.checkouts / "assignment2-systems").resolve()
+            both = published(options.checkouts, Path(scratch)), recorded(systems, Path(scratch))
+            source, rows = AUTHORS, chain(*both)
         versions = {"torch": version("torch"), "python": platform.python_version()}
         text = HEAD.format(date=date.today(), cores=os.cpu_count(), source=source, **versions)
         for row in track(rows):

@@ -28,7 +28,7 @@ constexpr size_t kCounters = sizeof(kCounterNames) / sizeof(*kCounterNames);
 std::atomic<uint64_t> counters[kCounters];
 std::atomic<bool> devices_in_use[kMaxDevices];
 std::atomic<bool> forked{false};
-std::atomic<void (*)(size_t)> on_read{nullptr};
+std::atomic<void (*)(void*, const void*, size_t)> on_read{nullptr};
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kMost = int64_t{1} << 20;  // MiB on a device: 1 TiB
@@ -159,8 +159,8 @@ uint64_t counted(Counter counter) noexcept {
   return counters[static_cast<size_t>(counter)].load(std::memory_order_relaxed);
 }
 
-void note_read(size_t bytes) {
-  if (const auto function = on_read.load()) function(bytes);
+void note_read(void* destination, const void* source, size_t bytes) {
+  if (const auto function = on_read.load()) function(destination, source, bytes);
 }
 
 void mark_in_use(int device) noexcept {
@@ -221,7 +221,7 @@ void simulated_set_busy(int busy) { set_busy(busy != 0); }
 
 void simulated_set_pending_queries(int queries) { set_pending_queries(queries); }
 
-void simulated_set_on_read(void (*function)(size_t bytes)) { on_read = function; }
+void simulated_set_on_read(void (*function)(void*, const void*, size_t)) { on_read = function; }
 
 uint64_t simulated_counter(const char* name) {
   for (size_t index = 0; index < kCounters; ++index) {

@@ -54,8 +54,8 @@ enum class Counter {
 void count(Counter counter) noexcept;
 uint64_t counted(Counter counter) noexcept;
 
-// Tells simulated.py's on_read() of a copy from a device whose values are unknown.
-void note_read(size_t bytes);
+// Tells simulated.py's on_read() of a copy from a device whose values are unknown, which it may know.
+void note_read(void* destination, const void* source, size_t bytes);
 
 // A device is in use after the process selected it or allocated on it. A real driver then keeps a
 // context on the device, which takes additional memory.
@@ -89,6 +89,6 @@ void simulated_set_busy(int busy);
 void simulated_set_pending_queries(int queries);
 // UINT64_MAX if no counter has this name.
 uint64_t simulated_counter(const char* name);
-// Is called with the size of each copy from a device whose values are unknown; null: nothing is.
-void simulated_set_on_read(void (*function)(size_t bytes));
+// Is called with each copy from a device whose values are unknown; null: nothing is.
+void simulated_set_on_read(void (*function)(void* destination, const void* source, size_t bytes));
 }

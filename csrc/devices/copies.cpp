@@ -101,7 +101,7 @@ void copy(void* destination, const void* source, size_t bytes) {
     std::memcpy(destination, content.data(), bytes);
   } else {
     std::memset(destination, 0, bytes);
-    note_read(bytes);
+    note_read(destination, source, bytes);
   }
 }
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Literal
 
 from pytracer.reading.snapshot import Frame
-from pytracer.text import printable, size
+from pytracer.text import BriefRepr, printable, size
 
 MOST_LINES = 20
 
@@ -111,6 +111,16 @@ class Answer:
     def texts(self, *roles: str) -> list[str]:
         """Return the texts of the lines that have one of these roles."""
         return [line.text for line in self.lines if line.role in roles]
+
+
+class Answered(BriefRepr):
+    """A result whose text is its answer."""
+
+    answer: Answer
+
+    def __str__(self) -> str:
+        """Return the answer as a terminal of 80 columns shows it."""
+        return str(self.answer)
 
 
 def text_lines(

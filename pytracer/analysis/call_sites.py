@@ -17,10 +17,10 @@ _PACKAGE = re.compile(r"(?:torch|torch_npu|functorch)[/\\]")
 
 # Files that do not belong to the program, wherever torch is: installed packages of torch, code that
 # torch generates, the standard library, through which torch calls its own code (contextlib, copy,
-# threading), and the part of pytracer that calls the program, as a decorator does.
+# threading), and the parts of pytracer that the program calls, or that call it.
 _OTHERS = re.compile(
     rf"[/\\](?:site|dist)-packages[/\\]{_PACKAGE.pattern}"
-    r"|[/\\]pytracer[/\\](?:tracing|integrations)[/\\]\w+\.py$"
+    r"|[/\\]pytracer[/\\](?:tracing|integrations|rehearsal)[/\\]\w+\.py$"
     r"|[/\\]torchinductor_[^/\\]*[/\\]"
     r"|^<eval_with_key>"
     r"|^<frozen "

@@ -52,12 +52,6 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Stop a program that does not end, and name its line.  [default: 600]",
         ),
         click.option(
-            "--mask-part",
-            type=click.FloatRange(0, 1),
-            help="The part of each mask that is taken to be true, such as 0.25 for tokens spread "
-            "evenly over 8 experts, 2 for each.  [default: 0]",
-        ),
-        click.option(
             "--allow-writes",
             is_flag=True,
             default=None,

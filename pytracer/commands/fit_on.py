@@ -13,9 +13,9 @@ from pytracer.commands.json_output import JsonOutput
 from pytracer.commands.parallel import progress_bar, signals_interrupt
 from pytracer.commands.show_answer import echo_answer
 from pytracer.commands.table import add_row, echo, new_table
+from pytracer.fitting.largest import Largest, filled_in, largest
 from pytracer.fitting.sizes import sizes_text, targets_of
 from pytracer.rehearsal.dry_run import dry_run
-from pytracer.rehearsal.largest import Largest, filled_in, largest
 from pytracer.rehearsal.results import DryRun
 from pytracer.text import printable, size
 

@@ -122,17 +122,16 @@ def command(
             "would not be traced: install torch-pytracer, or use pytracer.Tracer in the program"
         ) from None
     variables = {variable(name): text for name, text in texts.items()}
+    command = [sys.executable, *(["-m"] if is_module else []), program, *arguments]
     if dry_run is not None:
         if patch_torch:
             raise click.UsageError("--patch-torch is not for dry runs")
-        given = [sys.executable, *(["-m"] if is_module else []), program, *arguments]
-        context.exit(_dry_run(given, device=dry_run, variables=variables, **for_dry_run))
+        context.exit(_dry_run(command, device=dry_run, variables=variables, **for_dry_run))
     variables[SWITCH] = "0" if switched_off() else "1"
     if switched_off():
         click.echo(f"pytracer: {SWITCH}=0 is set: nothing is recorded", err=True)
     if patch_torch:
         variables[PATCH_TORCH] = "1"
-    command = [sys.executable, *(["-m"] if is_module else []), program, *arguments]
     os.execvpe(command[0], command, {**os.environ, **variables})
 
 

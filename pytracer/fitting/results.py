@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytracer.analysis.answer import Answer, Line
+from pytracer.analysis.answer import Answer, Answered, Line
 from pytracer.fitting.program import Peak
 from pytracer.fitting.sizes import Sizes, sizes_text
-from pytracer.text import BriefRepr, size
+from pytracer.text import size
 
 FITS, DOES_NOT_FIT, UNKNOWN, NO_DEVICE = "fits", "does not fit", "can't tell", "no device"
 
@@ -28,7 +28,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, repr=False)
-class Fit(BriefRepr):
+class Fit(Answered):
     """An estimate of what a program needs at other sizes of its data.
 
     Attributes:
@@ -65,10 +65,6 @@ class Fit(BriefRepr):
     notes: list[str]
     command: str
     answer: Answer
-
-    def __str__(self) -> str:
-        """Return the answer as a terminal of 80 columns shows it."""
-        return str(self.answer)
 
 
 _ROWS, _VALUES = 6, 3  # the most sizes of a table, and of a variable, that an answer shows

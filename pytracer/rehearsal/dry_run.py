@@ -1,5 +1,6 @@
 """`pytracer.dry_run`: run a program on a device that is not there, and say what memory it needs."""
 
+import json
 import os
 import shlex
 import shutil
@@ -7,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
+from pytracer.analysis.answer_of_files import answer_of_files, answered_file
+from pytracer.analysis.explanation import explain
 from pytracer.backends.hook_folders import HookFolders
 from pytracer.child_process import last_exception_in, run_to_end
 from pytracer.errors import ConfigError, PytracerError
@@ -18,8 +21,9 @@ from pytracer.experiments.run_files import read_run
 from pytracer.reading.snapshot import Snapshot
 from pytracer.rehearsal import libraries
 from pytracer.rehearsal.models import Model, model_of
-from pytracer.rehearsal.plan import Plan, read_report
-from pytracer.rehearsal.results import DryRun, answer_of, answer_of_snapshots
+from pytracer.rehearsal.plan import VARIABLE, Plan, read_report
+from pytracer.rehearsal.results import DryRun, answer_of
+from pytracer.simulator.trials import try_settings
 from pytracer.text import number, printable
 from pytracer.tracing.options import SWITCH, record_all_ranks, variable
 
@@ -48,7 +52,6 @@ def dry_run(
     context_memory_bytes: int = CONTEXT_BYTES,
     stop_after_steps: int = 3,
     allow_writes: bool = False,
-    mask_part: float = 0.0,
     time_limit_s: float = 600.0,
     output: str | os.PathLike[str] | None = None,
     is_quiet: bool = True,
@@ -70,8 +73,6 @@ def dry_run(
         stop_after_steps: The number of steps of an optimizer after which the program is stopped;
             0: it runs to its end.
         allow_writes: Whether checkpoints are written.
-        mask_part: The part of each mask that is taken to be true, such as 1/4 for tokens that are
-            spread evenly over 8 experts, 2 for each. 0: none is, and the answer names the lines.
         time_limit_s: When a program that does not end is stopped.
         output: A new folder for the recordings.  None: one in outputs/dry_run.
         is_quiet: Whether what the program prints goes to log.txt in that folder.
@@ -83,24 +84,14 @@ def dry_run(
     """
     model = model_of(device)
     model = replace(model, capacity_bytes=device_memory_bytes or model.capacity_bytes)
-    if not 0 <= context_memory_bytes < model.capacity_bytes:
-        raise ConfigError(
-            f"context_memory_bytes={context_memory_bytes}: the device has {model.capacity_bytes} "
-            "bytes"
-        )
+    if not 0 <= context_memory_bytes < (most_bytes := model.capacity_bytes):
+        raise ConfigError(f"{context_memory_bytes=}: the device has {most_bytes} bytes")
     folder = new_folder() if output is None else Path(output)
     if folder.suffix == ".pickle" or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(f"output={folder}: give a new or empty folder for the recordings")
     with tempfile.TemporaryDirectory(prefix="pytracer_") as reports:
         plan = Plan(
-            world_size=world_size,
-            rank=rank,
-            is_together=together,
-            stop_after_steps=stop_after_steps,
-            time_limit_s=time_limit_s,
-            allow_writes=allow_writes,
-            mask_part=mask_part,
-            folder=reports,
+            world_size, rank, together, stop_after_steps, time_limit_s, allow_writes, reports
         )
         whole = _checked(command, plan)
         environment = {**_OFFLINE, **os.environ, **(variables or {}), **_variables(plan, model)}
@@ -112,9 +103,7 @@ def dry_run(
             folder.mkdir(parents=True, exist_ok=True)
             code, took_s = run_to_end(whole, environment, log, time_limit_s + _PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise PytracerError(
-                f"the program did not end within {time_limit_s:.0f} s, nor when it was told to"
-            ) from None
+            raise PytracerError(f"the program did not end in {time_limit_s:.0f} s") from None
         except OSError as error:
             text = printable(shlex.join(command))
             raise PytracerError(f"cannot run {text}: {error}") from error
@@ -135,6 +124,8 @@ def dry_run(
             "nothing can be said about the program's memory: it used no device, or ended without "
             "Python's exit (os._exit)"
         )
+    tried = try_settings if len(snapshots) == 1 else None
+    answers = [answered_file(each, explain(each, None, tried)) for each in snapshots]
     decides = any(value.decides for value in report.values)
     found = DryRun(
         fits=code == 0 and not report.gave_up,
@@ -151,9 +142,9 @@ def dry_run(
         steps=report.steps,
         seconds=took_s,
         paths=[str(path) for path in files.paths],
-        answer=answer_of_snapshots(snapshots),
+        answer=answer_of_files(answers),
     )
-    return replace(found, answer=answer_of(found, report, files, mask_part))
+    return replace(found, answer=answer_of(found, report, files))
 
 
 def new_folder() -> Path:
@@ -167,7 +158,7 @@ def _variables(plan: Plan, model: Model) -> dict[str, str]:
     found = {
         **libraries.environment(model.backend),
         **model.variables(),
-        **plan.variable(),
+        VARIABLE: json.dumps(asdict(plan)),
         SWITCH: "1",
         "SIMULATED_DEVICES": str(ranks),
     }
@@ -180,7 +171,7 @@ def _variables(plan: Plan, model: Model) -> dict[str, str]:
         }
     # Kernels that were timed here stay apart: real devices shall run none of them.
     cache = HookFolders().destination().directory / "dry_run"
-    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torchinductor_"}
     return {name: str(cache / below) for name, below in caches.items()} | found
 
 
@@ -193,8 +184,6 @@ def _checked(command: Sequence[str], plan: Plan) -> list[str]:
         raise ConfigError(f"rank={plan.rank} of {ranks}: the first rank is 0")
     if plan.stop_after_steps < 0 or not plan.time_limit_s > 0:
         raise ConfigError("stop_after_steps must not be negative, and time_limit_s be above 0")
-    if not 0 <= plan.mask_part <= 1:
-        raise ConfigError(f"mask_part={plan.mask_part} is not between 0 and 1")
     is_python = command[0] in ("-m", sys.executable) or command[0].endswith(".py")
     command = command[command[0] == sys.executable :]
     if not is_python and shutil.which(command[0]) is None:

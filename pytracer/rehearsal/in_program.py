@@ -5,29 +5,29 @@
 
 import atexit
 import contextlib
+import json
 import multiprocessing.util
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from types import ModuleType
 from typing import Any, NoReturn
 
 from pytracer.activation import import_hook
+from pytracer.rehearsal import choices, simulated, stand_ins, values
 from pytracer.rehearsal import plan as plans
-from pytracer.rehearsal import stand_ins, values
 
 LIBRARIES = ("transformers", "accelerate", "peft", "trl", "lightning", "torchtitan", "diffusers")
 
 _report = plans.Report()
-_plan: plans.Plan
+_plan = plans.Plan(**json.loads(os.environ[plans.VARIABLE]))
 _ooms_before_step = 0  # how often memory had run out at the last step of an optimizer
 
 
 def prepare() -> None:
     """Prepare this process of a dry run."""
-    global _plan
-    _plan = plans.Plan.of_environment()
     import_hook.after_import("torch", _begin)
     stand_ins.prepare(_plan, _report)
 
@@ -36,7 +36,7 @@ def _begin(torch: ModuleType) -> None:
     """Watch the program from the end of torch's import on."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    values.watch(_report)
+    values.watch(_report, choices.spread_evenly(torch, stand_ins.device_backend(), _report))
     stand_ins.replace_in_torch(torch, _plan, _report)
     counts: Counter[int] = Counter()
 
@@ -56,9 +56,17 @@ def _begin(torch: ModuleType) -> None:
     # Children of multiprocessing end without `atexit`.
     multiprocessing.util.register_after_fork(_report, _follow)
     _follow()
-    timer = threading.Timer(_plan.time_limit_s, _stop, ["time"])
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=_end_in_time, daemon=True).start()
+
+
+def _end_in_time() -> None:
+    """End this process when its time is over, or its parent has been killed."""
+    parent, end = os.getppid(), time.monotonic() + _plan.time_limit_s
+    while os.getppid() == parent and time.monotonic() < end:
+        time.sleep(0.5)
+    main = threading.main_thread().ident or 0
+    _report.place = values.place_of(sys._current_frames().get(main))
+    _stop("time")
 
 
 def _follow(_: object = None) -> None:
@@ -78,9 +86,10 @@ def _write() -> None:
     error = getattr(sys, "last_value", None)
     _report.is_other_error = error is not None and "out of memory" not in str(error).lower()
     _report.gave_up = stand_ins.ooms(torch) > _ooms_before_step
-    with contextlib.suppress(Exception):  # the report is worth more than what may be missing in it
-        stand_ins.note_unknown(torch, _report)
-        _report.unknown = [*dict.fromkeys(_report.unknown)]  # a child that is spawned writes twice
+    if simulated.counter("unknown_workspaces"):
+        _report.unknown.append("workspaces of cuDNN's convolutions and recurrent networks")
+    _report.unknown += ["buffers of collective communication"] * (_report.world_size > 1)
+    _report.unknown = [*dict.fromkeys(_report.unknown)]  # a child that is spawned writes twice
     with contextlib.suppress(OSError):
         _report.write(_plan.folder)
 
@@ -93,9 +102,6 @@ def _stop(why: str) -> NoReturn:
     from pytracer.tracing import box, process
 
     _report.stopped = why
-    if why == "time":
-        main = threading.main_thread().ident or 0
-        _report.place = values.place_of(sys._current_frames().get(main))
     with contextlib.suppress(Exception):
         process.finish()
         box.remove_unused()

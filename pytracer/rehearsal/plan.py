@@ -19,7 +19,6 @@ class Plan:
         stop_after_steps: The number of steps of an optimizer after which a process ends; 0: none.
         time_limit_s: When a process ends, and says where it was.
         allow_writes: Whether checkpoints are written.
-        mask_part: The part of each mask that is taken to be true; 0: none.
         folder: Where each process writes its `Report`.
     """
 
@@ -29,17 +28,7 @@ class Plan:
     stop_after_steps: int
     time_limit_s: float
     allow_writes: bool
-    mask_part: float
     folder: str
-
-    @staticmethod
-    def of_environment() -> "Plan":
-        """Return the plan of this process of a dry run."""
-        return Plan(**json.loads(os.environ[VARIABLE]))
-
-    def variable(self) -> dict[str, str]:
-        """Return the variable that a process of the dry run needs."""
-        return {VARIABLE: json.dumps(asdict(self))}
 
 
 class Value(NamedTuple):
@@ -71,7 +60,6 @@ class Report:
         values: The lines that read values.
         unsaved: How many checkpoints were not written.
         unknown: What takes memory of a real device, and none here, as parts of a sentence.
-        warning: Why the program would not run on the real device; "": it would.
     """
 
     world_size: int = 1
@@ -84,7 +72,6 @@ class Report:
     values: list[Value] = field(default_factory=list)
     unsaved: int = 0
     unknown: list[str] = field(default_factory=list)
-    warning: str = ""
 
     def write(self, folder: str) -> None:
         """Write the report of this process."""

@@ -1,23 +1,19 @@
 """The result of a dry run, and its answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pytracer.analysis.answer import Answer, Line
-from pytracer.analysis.answer_of_files import answer_of_files, answered_file
-from pytracer.analysis.explanation import explain
+from pytracer.analysis.answer import Answer, Answered, Line
 from pytracer.experiments.run_files import RunFiles
-from pytracer.reading.snapshot import Snapshot
 from pytracer.rehearsal.models import MODELS
 from pytracer.rehearsal.plan import Report, Value
-from pytracer.simulator.trials import try_settings
-from pytracer.text import BriefRepr, number, size
+from pytracer.text import number, size
 
 _VALUES = 3  # the most lines that an answer names
 
 
 @dataclass(frozen=True, repr=False)
-class DryRun(BriefRepr):
+class DryRun(Answered):
     """What a program needs on a device, by a run on a simulated one.
 
     Attributes:
@@ -53,18 +49,8 @@ class DryRun(BriefRepr):
     paths: list[str]
     answer: Answer
 
-    def __str__(self) -> str:
-        """Return the answer as a terminal of 80 columns shows it."""
-        return str(self.answer)
 
-
-def answer_of_snapshots(snapshots: Sequence[Snapshot]) -> Answer:
-    """Return what the recordings of a dry run say by themselves."""
-    tried = try_settings if len(snapshots) == 1 else None
-    return answer_of_files([answered_file(each, explain(each, None, tried)) for each in snapshots])
-
-
-def answer_of(found: DryRun, report: Report, files: RunFiles, mask_part: float) -> Answer:
+def answer_of(found: DryRun, report: Report, files: RunFiles) -> Answer:
     """Return the answer of a dry run whose answer is, so far, that of its recordings."""
     answer, where = found.answer, found.device
     last = [line for line in answer.lines if line.role in ("do", "more")]
@@ -86,8 +72,7 @@ def answer_of(found: DryRun, report: Report, files: RunFiles, mask_part: float) 
             lines = [Line("why", f"memory ran out {number(ooms, 'time')}, and the program went on")]
         elif found.flushes:
             times = number(found.flushes, "time")
-            text = f"the allocator gave back its cache {times} to find memory: slow"
-            lines.insert(0, Line("why", text))
+            lines.insert(0, Line("why", f"the cache was given back {times} to find memory: slow"))
     if report.stopped:
         steps = number(report.steps, "step")
         text = f"after {steps} of the optimizer; what follows runs with --stop-after-steps 0"
@@ -100,13 +85,12 @@ def answer_of(found: DryRun, report: Report, files: RunFiles, mask_part: float) 
     if hidden := len(deciding[1 + _VALUES :]):
         deciding[1 + _VALUES :] = [f"and {number(hidden, 'more line')}"]
     lines += [Line("values", text) for text in deciding]
-    lines += [Line("note", text) for text in _notes(found, report, files, mask_part) if text]
+    lines += [Line("note", text) for text in _notes(found, report, files)]
     where = ", ".join(filter(None, (where, answer.where)))
     return replace(answer, where=where, lines=[*lines, *last])
 
 
-def _notes(found: DryRun, report: Report, files: RunFiles, mask_part: float) -> Iterator[str]:
-    yield report.warning
+def _notes(found: DryRun, report: Report, files: RunFiles) -> Iterator[str]:
     if report.unknown:
         yield f"not known without the device: {'; '.join(report.unknown)}"
     facts = [f"{name} {text}" for name, text in report.versions.items()]
@@ -115,9 +99,6 @@ def _notes(found: DryRun, report: Report, files: RunFiles, mask_part: float) -> 
     yield ", ".join(
         facts + (sorted(files.settings - {""}) or ["default settings of the allocator"])
     )
-    context = size(found.context_bytes)
-    yield f"assumed: {context} outside of torch's allocator (--context-memory)"
-    if mask_part:
-        yield f"assumed: {100 * mask_part:g} % of each mask is true (--mask-part)"
+    yield f"assumed: {size(found.context_bytes)} outside of torch's allocator (--context-memory)"
     if report.unsaved:
         yield f"{number(report.unsaved, 'checkpoint')} not written (--allow-writes)"

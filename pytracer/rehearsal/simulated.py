@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-_ON_READ = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
+_ON_READ = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 3)
 _kept: list[object] = []  # what the library calls
 
 
@@ -35,10 +35,11 @@ def counter(name: str) -> int:
     return value
 
 
-def on_read(function: Callable[[int], None]) -> None:
-    """Have a function called with the bytes of each copy from a device whose values are unknown.
+def on_read(function: Callable[[int, int, int], object]) -> None:
+    """Have a function called for each copy from a device whose values are unknown.
 
-    It is called in the thread that copies, below the frame that asked for the values.
+    It gets the destination, where it may write the values, the source, and the number of bytes,
+    in the thread that copies, below the frame that asked for the values.
     """
     _kept[:] = [_ON_READ(function)]
     atexit.register(library().simulated_set_on_read, _ON_READ())  # no Python in what is later

@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import signature
@@ -11,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 from pytracer.activation.import_hook import after_import
-from pytracer.rehearsal import simulated
 from pytracer.rehearsal.plan import Plan, Report
 
 _LARGE = 1 << 16  # elements of a host tensor whose random values would take time and memory
@@ -39,8 +37,6 @@ def replace_in_torch(torch: ModuleType, plan: Plan, report: Report) -> None:
     # cuDNN's attention has no plans here. Flash attention keeps the same tensors.
     torch.backends.cuda.enable_cudnn_sdp(False)
     _skip_random_values(torch)
-    if plan.mask_part:
-        _give_sizes_to_masks(torch, plan.mask_part)
 
     def noting(record_stream: Callable[..., Any], tensor: Any, stream: Any) -> None:
         report.unknown.append("when memory is free again that another stream uses")
@@ -80,23 +76,6 @@ def device_backend() -> str:
     return "npu" if "torch_npu" in sys.modules else "cuda"
 
 
-def note_unknown(torch: ModuleType, report: Report) -> None:
-    """Note in a report what takes memory of a real device, and none here."""
-    if simulated.counter("unknown_workspaces"):
-        report.unknown.append("workspaces of cuDNN's convolutions and recurrent networks")
-    if report.world_size > 1:
-        report.unknown.append("buffers of collective communication")
-    if torch.cuda.is_initialized():
-        major, minor = torch.cuda.get_device_capability()
-        names = (name.strip("acf").rpartition("_")[2] for name in torch.cuda.get_arch_list())
-        built = [divmod(int(name), 10) for name in names]
-        if not any(first == major and second <= minor for first, second in built):
-            report.warning = (
-                f"this torch has no kernels for compute capability {major}.{minor}: the program "
-                "would not run on the real device"
-            )
-
-
 # --- values ---------------------------------------------------------------------------------------
 
 
@@ -115,23 +94,6 @@ def _skip_random_values(torch: ModuleType) -> None:
         _replace(torch.Tensor, name, partial(skip, (torch.nn.Parameter,)))
     for name in _INITIALISERS:
         _replace(torch.nn.init, name, partial(skip, (torch.nn.Parameter, torch.Tensor)))
-
-
-def _give_sizes_to_masks(torch: ModuleType, part: float) -> None:
-    """Have a part of each mask be true: what it selects, as `x[mask]` and `where(mask)` do."""
-
-    def nonzero(mask: Any) -> Any:
-        count = round(mask.numel() * part)
-        return mask.new_empty((mask.dim(), count), dtype=torch.int64).T
-
-    key = {"cuda": "CUDA", "npu": "PrivateUse1"}[device_backend()]
-    _kept.append(library := torch.library.Library("aten", "IMPL"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is another one already
-        library.impl("nonzero", nonzero, key)
-
-
-_kept: list[object] = []  # libraries of operators, which end with their objects
 
 
 def _end_at_greatest_length(module: ModuleType) -> None:

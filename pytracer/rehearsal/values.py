@@ -5,7 +5,7 @@ import linecache
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import islice
 from types import CodeType, FrameType
@@ -27,9 +27,14 @@ _MOST, _WIDTH = 200, 100  # lines of a program, and characters of each
 _found: set[tuple[CodeType, int]] = set()
 
 
-def watch(report: Report) -> None:
-    """Note each line that copies values from a device, in `report`."""
-    simulated.on_read(lambda _: _note(report, sys._getframe().f_back))
+def watch(report: Report, answer: Callable[[int, int, int], bool]) -> None:
+    """Note each line that copies values from a device, in `report`, if nothing answers it."""
+
+    def read(*copy: int) -> None:
+        if not answer(*copy):
+            _note(report, sys._getframe().f_back)
+
+    simulated.on_read(read)
 
 
 def _note(report: Report, frame: FrameType | None) -> None:
@@ -56,10 +61,8 @@ def own_frame(frame: FrameType | None) -> FrameType | None:
 
 def place_of(frame: FrameType | None) -> str:
     """Return the program's line in a frame or its callers, as in "train.py:31 while True:"."""
-    frame = own_frame(frame)
-    if frame is None:
-        return "an unknown line"
-    return f"{_place(frame)} {_source(frame)}"
+    own = own_frame(frame)
+    return "an unknown line" if own is None else f"{_place(own)} {_source(own)}"
 
 
 def _place(frame: FrameType) -> str:

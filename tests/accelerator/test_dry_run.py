@@ -10,8 +10,8 @@ import pytest
 
 import pytracer
 from pytracer import ConfigError, PytracerError
+from pytracer.fitting.largest import largest
 from pytracer.reading.reader import load
-from pytracer.rehearsal.largest import largest
 from pytracer.text import size
 
 MIB = 1 << 20
@@ -203,8 +203,7 @@ def test_a_program_that_waits_for_a_value(folder: Path, backend: str) -> None:
     # WHEN it is run, THEN it is stopped, and the answer has the line
     found = pytracer.dry_run([script], device=model_of(backend), time_limit_s=1)
     assert any("time limit, at train.py:" in text for text in found.answer.texts("ended"))
-    assert found.values[0].place == "train.py:4"
-    assert found.values[0].decides
+    assert (found.values[0].place, found.values[0].decides) == ("train.py:4", True)
 
 
 def test_the_largest_size(folder: Path) -> None:
@@ -304,21 +303,22 @@ def test_the_how_tos_example(folder: Path) -> None:
 
 
 def test_tokens_that_are_spread_over_experts(folder: Path, backend: str) -> None:
-    # GIVEN a program that gives each expert its tokens, by a mask
+    # GIVEN a program that gives each expert its tokens, in the usual ways
     text = """
         import torch
         x = torch.empty(4096, 256, device=DEVICE)
-        chosen = torch.zeros(4096, 2, device=DEVICE)
-        for expert in range(8):
+        _, chosen = torch.empty(4096, 8, device=DEVICE).topk(2)
+        for expert in torch.ones(8, device=DEVICE).nonzero():
             token, _ = torch.where(chosen == expert)
-            kept = x[token]
-            print(kept.shape[0], x[x > 0].shape[0])
+            mask = (chosen == expert).any(-1)
+            print(int(expert), len(x[token]), len(x[mask]) if mask.any() else 0, len(x[x > 0]))
+        print(*torch.ones(8, device=DEVICE).long().tolist())
         """
+    # WHEN it is run
     script = program(folder, text, backend)
-    # WHEN one in eight is said to be true
-    found = pytracer.dry_run([script], device=model_of(backend), mask_part=1 / 8, output="out")
-    # THEN an eighth of each mask is, no line decides by what is unknown, and the answer says so
-    counts = re.findall(r"^\d+ \d+$", (folder / "out/log.txt").read_text(), re.MULTILINE)
-    assert counts == ["1024 131072"] * 8
-    assert (found.is_least, found.values) == (False, [])
-    assert "12.5 % of each mask is true (--mask-part)" in str(found)
+    found = pytracer.dry_run([script], device=model_of(backend), output="out")
+    # THEN each gets as many, another mask is empty and named, and the answer says so
+    lines = (folder / "out/log.txt").read_text().splitlines()
+    assert lines[:9] == [*(f"{n} 1024 1024 0" for n in range(8)), " ".join(["1024"] * 8)]
+    assert [value.place for value in found.values if value.decides] == ["train.py:8"]
+    assert "which 2 of 8 experts each token gets (spread evenly here)" in found.unknown

@@ -89,7 +89,7 @@ int aclGetViewShape(const Shape* shape, int64_t** sizes, uint64_t* count) {
   *sizes = new int64_t[*count];  // torch_npu frees them
   std::copy(shape->begin(), shape->end(), *sizes);
   if (*count > 0 && shape->back() != 0) **sizes = 0;
-  note_read(sizeof(**sizes));
+  note_read(*sizes, nullptr, sizeof(**sizes));
   return ACL_SUCCESS;
 }
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytracer.analysis.answer import Answer, Line
+from pytracer.analysis.answer import Answer, Answered, Line
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.rehearsal.dry_run import dry_run, new_folder
 from pytracer.rehearsal.results import DryRun
-from pytracer.text import BriefRepr, number, size
+from pytracer.text import number, size
 
 MOST = 2**20  # the largest size that is tried
 
 
 @dataclass(frozen=True, repr=False)
-class Largest(BriefRepr):
+class Largest(Answered):
     """The largest value of a variable with which a program fits.
 
     Attributes:
@@ -42,10 +42,6 @@ class Largest(BriefRepr):
     def fits(self) -> bool:
         """Whether any value fits."""
         return self.value > 0
-
-    def __str__(self) -> str:
-        """Return the answer as a terminal of 80 columns shows it."""
-        return str(self.answer)
 
 
 def filled_in(command: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
@@ -111,22 +107,16 @@ def _between(runs: Mapping[int, DryRun], low: int, high: int) -> int:
 
     Small sizes may seem to need nothing, because the optimizer's states are larger.
     """
-    guess = _guess(runs)
-    if guess is None or guess >= high:
+    guess = high
+    fitting = sorted(value for value, run in runs.items() if run.fits)[-2:]
+    if len(fitting) == 2:  # peaks grow evenly
+        less, more = (runs[value].peak_allocated_bytes for value in fitting)
+        last = runs[fitting[1]]
+        room_bytes = (last.device_bytes - last.context_bytes - more) * (fitting[1] - fitting[0])
+        guess = fitting[1] + room_bytes // (more - less) if more > less else high
+    if guess >= high:
         return (low + high) // 2
     return guess if guess > low else low + max(1, (high - low) // 8)
-
-
-def _guess(runs: Mapping[int, DryRun]) -> int | None:
-    """Return the value that would fill the device, if peaks grow evenly; None: unknown."""
-    fitting = sorted(value for value, run in runs.items() if run.fits)[-2:]
-    if len(fitting) < 2:
-        return None
-    less, more = fitting
-    peaks = [runs[value].peak_allocated_bytes for value in fitting]
-    each = (peaks[1] - peaks[0]) / (more - less)
-    room = runs[more].device_bytes - runs[more].context_bytes - peaks[1]
-    return more + int(room / each) if each > 0 else None
 
 
 def _answer(found: Largest) -> Answer:
@@ -142,9 +132,8 @@ def _answer(found: Largest) -> Answer:
     if found.without_flushes < found.value:
         calm = f"{name}={found.without_flushes:,} of those tried"
         lines.append(Line("largest", f"{calm}, without giving back the cache, which is slow"))
-    least = "at least " * run.is_least
     peaks = f"{size(run.peak_allocated_bytes)} allocated, {size(run.peak_reserved_bytes)} reserved"
-    lines.append(Line("peak", f"{least}{peaks} with {name}={found.value:,}"))
+    lines.append(Line("peak", f"{'at least ' * run.is_least}{peaks} with {name}={found.value:,}"))
     lines.append(Line("check", f"by {number(len(found.runs), 'dry run')}"))
     lines += [line for line in run.answer.lines if line.role != "why"]
     return replace(run.answer, verdict=f"FITS  {limit}", lines=lines)

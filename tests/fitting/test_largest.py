@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pytracer import ConfigError
 from pytracer.analysis.answer import Answer, Line
-from pytracer.rehearsal import largest as module
-from pytracer.rehearsal.largest import MOST, filled_in, largest
+from pytracer.fitting import largest as module
+from pytracer.fitting.largest import MOST, filled_in, largest
 from pytracer.rehearsal.results import DryRun
 
 DEVICE_BYTES = 80 << 30

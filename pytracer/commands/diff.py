@@ -222,16 +222,11 @@ def _device_parts(device: DeviceDifference, top: int) -> Iterator[Part]:
     yield from (f"{note}." for note in device.notes)
     title = f"{name}, at {AT[device.at]}"
     yield _amounts_table(device, f"{title}, on average" if is_mean else title)
-    has_phases = not {phase.name for phase in device.phases} <= {"", None}
-    tables: dict[str, Sequence[Change]] = {
-        "category": device.categories,
-        "module": device.modules,
-        "call site": device.sites,
-        "phase": device.phases if has_phases else [],
-    }
-    for what, changes in tables.items():
-        if changes and top:
-            yield from ("", _changes(what, changes, top))
+    for by, what in {"category": "", "module": "", "line": "call site", "phase": ""}.items():
+        changes = device.changes[by]
+        is_known = by != "phase" or not {change.name for change in changes} <= {"", None}
+        if changes and is_known and top:
+            yield from ("", _changes(what or by, changes, top))
 
 
 def _amounts_table(device: DeviceDifference, title: str) -> Table:

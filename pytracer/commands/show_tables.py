@@ -1,4 +1,4 @@
-"""The tables of `pytracer show --all`, and the table of held memory."""
+"""The tables of `pytracer show --all`."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -6,8 +6,6 @@ from functools import partial
 
 from rich.table import Table
 
-from pytracer.analysis.answer_words import LEAST_SHARE
-from pytracer.analysis.holders import Holder, Site
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.analysis.steps_and_phases import Phase, Step
@@ -16,8 +14,6 @@ from pytracer.commands.table import (
     Cell,
     Columns,
     Fitted,
-    Summed,
-    Total,
     add_row,
     call_chain,
     make_table,
@@ -193,37 +189,6 @@ def _size(size_bytes: int | None) -> str:
 
 
 _ANSWERS = {True: "yes", False: "no", None: "unknown"}
-
-
-def held_table(
-    rows: Sequence[Total], title: str, top: int, *, key: str, others: str = "other"
-) -> Table:
-    """Make the table of what holds memory; `key` is the header of the names.
-
-    A row is of one `Site`, `Group` or usage, or of several. The others are as for `make_table`.
-    """
-    whole = sum(row.size_bytes for row in rows)
-    is_rounded = any(
-        size(row.size_bytes) != size(row.requested_bytes)
-        for row in rows
-        if row.size_bytes >= LEAST_SHARE * whole
-    )
-    columns: Columns = {
-        "bytes": "size_bytes",
-        **({"requested": "requested_bytes"} if is_rounded else {}),
-        "share": Summed(lambda row: f"{row.size_bytes / whole if whole else 0:.0%}"),
-        "blocks": "count",
-        key: "name",
-    }
-    return make_table(rows, columns, title=title, text=-1, top=top, others=others)
-
-
-def sites_table(sites: Sequence[Site], title: str, top: int, holders: Sequence[Holder]) -> Table:
-    """Make the table of the largest call sites, with callers of those that `holders` has."""
-    callers = {holder.site.call_site: holder.callers for holder in holders}
-    chains = (call_chain(site.call_site, callers.get(site.call_site, [])) for site in sites)
-    rows = [Total([site], chain) for site, chain in zip(sites, chains, strict=True)]
-    return held_table(rows, title, top, key="call site ← callers", others="other call site")
 
 
 def overview(reports: Sequence[Report]) -> Table:

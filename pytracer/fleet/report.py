@@ -1,6 +1,5 @@
 """The report on a run that was collected: DuckDB runs the files in `sql/` on the dataset."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
@@ -15,9 +14,8 @@ from pytracer.fleet.report_texts import answers_and_commands
 BASE = "tables"
 QUERIES = (
     *("processes", "rank_peaks", "peak_groups", "spread", "outliers", "outlier_sites"),
-    *("growth_in_files", "growth_traces", "overview", "growth"),
-    *("oom_order", "expected_slots", "missing", "setting_differences"),
-    "phase_imbalance",
+    *("growth_in_files", "growth_traces", "expected_slots", "overview", "growth"),
+    *("oom_order", "missing", "setting_differences"),
 )
 """The tables of a report, in the order in which they are made; each is made by `sql/NAME.sql`."""
 
@@ -127,33 +125,18 @@ def _rows(connection: Any, query: str) -> list[Row]:
 
 
 def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> FleetReport:
-    sites = defaultdict(list)
-    for difference in _rows(connection, "outlier_sites"):
-        sites[difference.process].append(difference)
-    outliers = _rows(connection, "outliers")
-    for outlier in outliers:
-        outlier.sites = sites[outlier.process]
-    overview = _rows(connection, "overview")[0]
-    highest = _rows(
-        connection, "rank_peaks ORDER BY is_cpu, peak_bytes DESC, rank, slot, source LIMIT 1"
-    )
+    names = ("spread", "outliers", "outlier_sites", "growth", "oom_order", "setting_differences")
+    rows = {name: _rows(connection, name) for name in (*names, "missing")}
+    highest = "rank_peaks ORDER BY is_cpu, peak_bytes DESC, rank, slot, source LIMIT 1"
     damaged = "processes WHERE error IS NOT NULL ORDER BY step, rank, source"
     return FleetReport(
         table=str(table),
         run=run,
         other_runs=others,
-        observed_ranks=max(overview.traced_ranks, overview.stepped_ranks),
-        expects_files=bool(_rows(connection, "expected_slots")),
         answers=[],
         commands=[],
-        overview=overview,
-        worst=highest[0] if highest else None,
-        spread=_rows(connection, "spread"),
-        outliers=outliers,
-        growth=_rows(connection, "growth"),
-        ooms=_rows(connection, "oom_order"),
-        phases=_rows(connection, "phase_imbalance"),
-        settings=_rows(connection, "setting_differences"),
-        missing=_rows(connection, "missing"),
+        overview=_rows(connection, "overview")[0],
+        worst=next(iter(_rows(connection, highest)), None),
         damaged=_rows(connection, damaged),
+        **rows,
     )

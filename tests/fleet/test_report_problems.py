@@ -33,7 +33,7 @@ def test_an_error_in_two_files_is_one_error(tmp_path: Path) -> None:
     add_oom(fleet, 3, 1_000_000)
     device = fleet.add(3, None, 2000)
     fleet.rows["ooms"].append(device | {"time_us": 1_000_000, "event": 5})
-    (oom,) = fleet_report(fleet.write(tmp_path / "table")).ooms
+    (oom,) = fleet_report(fleet.write(tmp_path / "table")).oom_order
     assert (oom.verdict, oom.source) == ("too large", "/run7/oom3/rank3")
 
 
@@ -159,7 +159,7 @@ def test_values_of_settings(tmp_path: Path) -> None:
         note = {"scope": "metadata", "key": "rank", "value": str(rank)}
         fleet.rows["settings"].append(device | note)
     report = fleet_report(fleet.write(tmp_path / "table"))
-    assert {each.key for each in report.settings} == {"torch", "python"}
+    assert {each.key for each in report.setting_differences} == {"torch", "python"}
     verdict, text = answer(report, "settings")
     assert verdict == "found"
     assert "Rank 4: torch=2.12.0 (others: 2.13.0)." in text

@@ -7,6 +7,7 @@
 -- uncertain       the number of files in which the highest peak may be missing
 -- traced_ranks, stepped_ranks     the number of ranks on which growth could have been seen: in the trace of
 --                 one file, and in the files of at least four steps
+-- expected_slots  the number of slots in which a file of most ranks is expected
 CREATE OR REPLACE TABLE overview AS
 SELECT
     count(*) AS files,
@@ -14,7 +15,7 @@ SELECT
     min(first_step) AS first_step,
     max(last_step) AS last_step,
     max(written_ns) // 1000 AS last_us,
-    (SELECT count(DISTINCT source) FROM peaks WHERE is_peak_certain IS FALSE) AS uncertain,
+    (SELECT count(DISTINCT source) FROM devices WHERE is_peak_certain IS FALSE) AS uncertain,
     (
         SELECT count(DISTINCT process) FROM growth_traces WHERE leak_verdict IN ('leak', 'none')
     ) AS traced_ranks,
@@ -24,5 +25,6 @@ SELECT
             WHERE error IS NULL AND kind IN ('step', 'demand') AND file_phase = ''
             GROUP BY process HAVING count(DISTINCT step) >= 4
         )
-    ) AS stepped_ranks
+    ) AS stepped_ranks,
+    (SELECT count(*) FROM expected_slots) AS expected_slots
 FROM processes;

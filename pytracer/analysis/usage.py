@@ -104,6 +104,21 @@ class UsageSample:
         return self.active_bytes - self.allocated_bytes
 
 
+AMOUNTS = {
+    "requested_bytes": "requested",
+    "allocated_bytes": "allocated",
+    "active_bytes": "active",
+    "reserved_bytes": "reserved",
+    "fragmentation_bytes": "reserved - allocated",
+    "rounding_bytes": "active - requested",
+    "inactive_split_bytes": "inactive split",
+    "largest_free_bytes": "largest free block",
+    "free_concentration": "Σ free² / (Σ free)²",
+    "segments": "segments",
+}
+"""The words for the amounts of a sample, in the order in which tables have them."""
+
+
 def time_of(trace: Trace, event: int) -> int | None:
     """Return the time of an event; None if the file does not have it."""
     time_us = int(trace.time_us[event])

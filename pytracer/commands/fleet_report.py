@@ -23,12 +23,6 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 @click.argument("table", metavar="DIRECTORY|TABLE", type=source)
 @click.option("--run", help="The run to report on.  [default: the run that was written last]")
 @click.option(
-    "--ranks",
-    type=click.IntRange(min=1),
-    help="The number of ranks of the job, so that missing last ranks are found.  "
-    "[default: the highest rank of a file, and one]",
-)
-@click.option(
     "--top",
     type=click.IntRange(min=0),
     default=5,
@@ -45,7 +39,6 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 def command(
     table: str,
     run: str | None,
-    ranks: int | None,
     top: int,
     as_sql: bool,
     json_output: JsonOutput,
@@ -61,10 +54,10 @@ def command(
     from pytracer.fleet.report import fleet_report, script
 
     if as_sql:
-        click.echo(script(Path(table), run, ranks))
+        click.echo(script(Path(table), run))
         return
     with ExitStack() as folders:
-        found = fleet_report(_dataset(table, folders), run, ranks=ranks)
+        found = fleet_report(_dataset(table, folders), run)
     found.table = table
     json_output.write(vars(found), [])
     if not json_output.is_only:

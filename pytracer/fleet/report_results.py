@@ -19,7 +19,7 @@ class Answer:
     """The answer to one question about a run.
 
     Attributes:
-        topic: "ooms", "peaks", "growth", "settings", "missing" or "damaged".
+        topic: "ooms", "peaks", "growth", "settings" or "damaged".
         verdict: "found": there is something to look at; "none": there is not; "unknown": the files
             do not tell, and `text` has the reason.
         text: The answer, one or more sentences.
@@ -62,7 +62,6 @@ class FleetReport:
         oom_order: The out-of-memory errors in order of time: `oom_order`.
         setting_differences: The values of settings that differ between ranks:
             `setting_differences`.
-        missing: The ranks that lack files: `missing`.
         damaged: The files that could not be read: rows of `processes`.
     """
 
@@ -79,7 +78,6 @@ class FleetReport:
     growth: list[Row]
     oom_order: list[Row]
     setting_differences: list[Row]
-    missing: list[Row]
     damaged: list[Row]
 
     def sites_of(self, outlier: Row) -> list[Row]:

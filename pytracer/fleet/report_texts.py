@@ -29,7 +29,6 @@ def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Comman
         "peaks": _peaks,
         "growth": _growth,
         "settings": _settings,
-        "missing": _missing,
         "damaged": _damaged,
     }
     answers = [Answer(topic, *answer(report)) for topic, answer in questions.items()]
@@ -202,37 +201,6 @@ def _settings(report: FleetReport) -> tuple[Verdict, str]:
         keys = ", ".join(list(dict.fromkeys(split))[:3])
         parts.append(f"No value is the usual one of {keys}.")
     return "found", "Settings differ. " + " ".join(parts)
-
-
-def _missing(report: FleetReport) -> tuple[Verdict, str]:
-    if not report.overview.expected_slots:
-        return "unknown", (
-            "Can't tell which ranks have no file, because no kind of file is from most ranks. By "
-            "default, only rank 0 writes files of steps and of the end."
-        )
-    absent = [each for each in report.missing if each.has_none]
-    partly = [each for each in report.missing if not each.has_none and each.reason is None]
-    ended = [each for each in report.missing if not each.has_none and each.reason is not None]
-    parts = []
-    if absent:
-        verb = "has" if len(absent) == 1 else "have"
-        parts.append(f"{_ranks(absent)} {verb} no file.")
-    if partly:
-        slots = named(list(dict.fromkeys(slot for each in partly for slot in each.slots)))
-        verb = "lacks" if len(partly) == 1 else "lack"
-        parts.append(f"{_ranks(partly)} {verb} files: {slots}.")
-    if ended:
-        verb = "has" if len(ended) == 1 else "have"
-        parts.append(f"{number(len(ended), 'rank')} {verb} no files after the out-of-memory error.")
-    if absent or partly:
-        return "found", " ".join(parts)
-    return "none", " ".join(
-        ["No other rank is missing." if ended else "No rank is missing.", *parts]
-    )
-
-
-def _ranks(missing: Sequence[Row]) -> str:
-    return sentence(named([f"{each.role} rank {each.rank}".strip() for each in missing]))
 
 
 def _damaged(report: FleetReport) -> tuple[Verdict, str]:

@@ -163,7 +163,7 @@ class Setting(TypedDict):
 
     Attributes:
         scope: `allocator`: a key of the allocator's variable; `reported`: a value that torch
-            reports; `recording`: an option of pytracer; `version`; `metadata`: a key of the option
+            reports; `recording`: an option or a version; `metadata`: a key of the option
             `metadata`.
         key: The name of the setting.
         value: Its value; JSON if it is not a text.

@@ -29,14 +29,7 @@ from pytracer.reading.snapshot import Snapshot
 from pytracer.variables import parse_settings
 
 _MOST_CALLERS = 3
-_OPTIONS = (
-    "context",
-    "stack_depth",
-    "trace_alloc_max_entries",
-    "max_stack_bytes",
-    "forward_stacks",
-    "step_from",
-)
+_NOT_SETTINGS = ("rank", "role", "metadata", "settings", "untraced", "waiting")
 
 
 def collect_file(source: Source) -> ArrowTables:
@@ -167,11 +160,8 @@ def _settings(snapshot: Snapshot) -> Iterable[Row]:
             items = {"(unreadable)": text}
         yield from _scope("allocator", items)
     yield from _scope("reported", snapshot.allocator_settings)
-    options = metadata.options
-    yield from _scope("recording", {name: options[name] for name in _OPTIONS if name in options})
-    versions = {name: getattr(metadata, name) for name in ("torch", "torch_npu", "python")}
-    versions["pytracer"] = metadata.version
-    yield from _scope("version", {name: value for name, value in versions.items() if value})
+    known = {name: value for name, value in metadata.options.items() if value is not None}
+    yield from _scope("recording", {n: known[n] for n in known if n not in _NOT_SETTINGS})
     yield from _scope("metadata", metadata.given)
 
 

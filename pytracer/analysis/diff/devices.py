@@ -10,17 +10,8 @@ from pytracer.analysis.diff.changes import Change, Held, Pair, changes
 from pytracer.analysis.diff.differences import Amount, DeviceDifference
 from pytracer.analysis.diff.matching import Line, Lines, match_sites
 from pytracer.analysis.diff.summaries import BY, DeviceSummary, SnapshotSummary
-from pytracer.analysis.usage import UsageSample
+from pytracer.analysis.usage import AMOUNTS, UsageSample
 
-_USAGE = (
-    *("requested_bytes", "allocated_bytes", "active_bytes"),
-    "reserved_bytes",
-    "fragmentation_bytes",
-    "rounding_bytes",
-    "inactive_split_bytes",
-    "largest_free_bytes",
-    "segments",
-)
 _COUNTS = ("allocs", "frees", "device_allocs", "device_frees", "ooms", "retries")
 
 
@@ -230,7 +221,7 @@ def _numbers(device: DeviceSummary, pair: DevicePair) -> dict[str, int | None]:
     highest = device.report.peak_reserved
     has_trace = device.report.contradiction is not None or highest is not None
     return {
-        **{name: getattr(sample, name) for name in _USAGE},
+        **{name: getattr(sample, name) for name in AMOUNTS if name != "free_concentration"},
         "peak_reserved_bytes": None if pair.reasons or highest is None else highest.reserved_bytes,
         **{name: getattr(counts, name) if has_trace else None for name in _COUNTS},
     }

@@ -7,7 +7,6 @@
 -- uncertain       the number of files in which the highest peak may be missing
 -- traced_ranks, stepped_ranks     the number of ranks on which growth could have been seen: in the trace of
 --                 one file, and in the files of at least four steps
--- expected_slots  the number of slots in which a file of most ranks is expected
 CREATE OR REPLACE TABLE overview AS
 SELECT
     count(*) AS files,
@@ -25,6 +24,5 @@ SELECT
             WHERE error IS NULL AND kind IN ('step', 'demand') AND file_phase = ''
             GROUP BY process HAVING count(DISTINCT step) >= 4
         )
-    ) AS stepped_ranks,
-    (SELECT count(*) FROM expected_slots) AS expected_slots
+    ) AS stepped_ranks
 FROM processes;

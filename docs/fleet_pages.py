@@ -22,9 +22,10 @@ Null means that the value is unknown, or does not apply. Bytes are integers. [Wh
 mean](report.md) describes the figures. `TABLE/_pytracer_fleet.json` is written last. If it is
 missing, the collection is still running or was killed.
 
-Every table has `run` (`--run`, or else the folder), `step`, `rank` and `source` (the path or URL of
-the file). Tables with a row for each device have `device` and `device_name`, those of call sites
-`site`, `filename`, `line` and `function`.
+The columns are the keys of [`pytracer show --json`](json.md), those of nested objects joined by
+`_`, where a word that would repeat is there once: `peak_allocated_bytes`. Call sites are texts:
+`file:line function`. Every table has `run` (`--run`, or else the folder), `file_step`, `rank` and
+`source` (the path or URL of the file), those of devices `device` and `device_name`.
 
 | table | rows | columns to begin with |
 |---|---|---|
@@ -32,15 +33,20 @@ the file). Tables with a row for each device have `device` and `device_name`, th
 
 FIRST = {
     "files": ("kind", "host", "pid", "backend", "written_ns", "is_oom", "error"),
-    "peaks": ("peak_allocated_bytes", "peak_step", "peak_reserved_bytes", "leak_verdict"),
-    "sites": ("moment", "site", "category", "phase", "size_bytes", "blocks"),
-    "steps": ("number", "peak_bytes", "end_bytes", "fragmentation_bytes"),
+    "devices": (
+        *("peak_allocated_bytes", "peak_allocated_step", "peak_reserved_bytes"),
+        *("end_allocated_bytes", "leak_verdict"),
+    ),
+    "held": ("moment", "by", "name", "size_bytes", "blocks"),
+    "steps": ("step", "peak_bytes", "end_bytes", "fragmentation_bytes"),
     "phases": ("phase", "at_peak_bytes", "peak_bytes"),
-    "ooms": ("verdict", "what", "requested_bytes", "device_free_bytes", "site"),
+    "ooms": ("verdict", "what", "requested_bytes", "device_free_bytes", "call_site"),
     "leaks": ("verdict", "bytes_per_step", "site", "held_bytes"),
     "settings": ("scope", "key", "value"),
 }
 """The columns of each table that answer most questions."""
+
+AS_WRITTEN = "As in the key `pytracer` of the file: see snapshot-format.md."
 
 SQL = """
 ## Tables of the report
@@ -55,7 +61,7 @@ def tables_page() -> str:
     """Return docs/reference/fleet-tables.md without its title."""
     rows = []
     for name, table in TABLES.items():
-        assert {*FIRST[name]} <= {*table.fields}, name
+        assert {*FIRST[name]} <= {*table.columns}, name
         first = ", ".join(map("`{}`".format, FIRST[name]))
         rows.append(f"| `{name}` | {table.meaning} | {first} |\n")
     names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES))
@@ -68,11 +74,8 @@ def columns() -> str:
         name: {
             "meaning": table.meaning,
             "columns": {
-                column: {
-                    "kind": kind,
-                    "meaning": meaning + ((of and attributes(of[0])[of[1]]) or ""),
-                }
-                for column, (kind, meaning, of) in table.fields.items()
+                column: {"kind": kind, "meaning": attributes(source).get(attribute, AS_WRITTEN)}
+                for column, (kind, source, attribute) in table.columns.items()
             },
         }
         for name, table in TABLES.items()

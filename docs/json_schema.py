@@ -190,14 +190,6 @@ def schema() -> str:
                 text = keys[name]["description"]
                 table = next(t for t in re.findall(r"`(\w+)`", text) if t in columns)
                 row = {"$ref": f"#/$defs/{row_of(table)}"}
-                if table == "outliers":
-                    sites = {
-                        "type": "array",
-                        "items": {"$ref": f"#/$defs/{row_of('outlier_sites')}"},
-                    }
-                    definition = definitions["row_outliers"]
-                    definition["properties"]["sites"] = sites
-                    definition["required"] = [*definition["properties"]]
                 if typing.get_origin(hint) is list:
                     keys[name] = {"type": "array", "items": row, "description": text}
                 elif type(None) in typing.get_args(hint):

@@ -1,9 +1,7 @@
 """The blocks that had an address, for a device error that names one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-import numpy as np
 
 from pytracer.analysis.blocks import blocks_of
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
@@ -68,37 +66,33 @@ def blocks_at(
     return [block for i in chosen for block in _on_device(device_data(snapshot, i), address)]
 
 
-def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
-    snapshot, history = data.snapshot, data.history
-    lives = blocks_of(data).lives
-    begin, size, stack = lives.address, lives.size_bytes, lives.stack
-    chains = data.chains
-    found = []
-    for row in np.flatnonzero((begin <= address) & (address < begin + size)).tolist():
-        ends = [
-            event if 0 <= event < len(data.trace) and history.is_known else None
-            for event in (int(lives.alloc_event[row]), int(lives.free_event[row]))
-        ]
-        times = [None if event is None else time_of(data.trace, event) for event in ends]
-        steps = [None if event is None else step_at(data.boundaries, event) for event in ends]
-        if ends[0] is None:
-            steps[0] = int(lives.birth_step[row]) or None
-        found.append(
-            AddressedBlock(
-                path=snapshot.path,
-                name=snapshot.device_name(data.device),
-                address=int(begin[row]),
-                offset=address - int(begin[row]),
-                size_bytes=int(size[row]),
-                requested_bytes=int(lives.requested_bytes[row]),
-                alloc_event=ends[0],
-                free_event=ends[1],
-                alloc_us=times[0],
-                free_us=times[1],
-                alloc_step=steps[0],
-                free_step=steps[1],
-                call_site=chains.site(int(stack[row])),
-                callers=chains.caller_frames(int(stack[row])),
-            )
+def _on_device(data: DeviceData, address: int) -> Iterator[AddressedBlock]:
+    blocks, chains, snapshot = blocks_of(data), data.chains, data.snapshot
+    begin = blocks["address"]
+    blocks = blocks.where((begin <= address) & (address < begin + blocks["size_bytes"]))
+    names = (
+        *("address", "size_bytes", "requested_bytes", "birth_step", "stack"),
+        *("alloc_event", "free_event"),
+    )
+    for row in zip(*(blocks[name].tolist() for name in names), strict=True):
+        begins, size_bytes, requested_bytes, birth_step, stack, *ends = row
+        alloc, free = (
+            event if data.history.is_known and 0 <= event < len(data.trace) else None
+            for event in ends
         )
-    return found
+        yield AddressedBlock(
+            path=snapshot.path,
+            name=snapshot.device_name(data.device),
+            address=begins,
+            offset=address - begins,
+            size_bytes=size_bytes,
+            requested_bytes=requested_bytes,
+            alloc_event=alloc,
+            free_event=free,
+            alloc_us=None if alloc is None else time_of(data.trace, alloc),
+            free_us=None if free is None else time_of(data.trace, free),
+            alloc_step=birth_step or None if alloc is None else step_at(data.boundaries, alloc),
+            free_step=None if free is None else step_at(data.boundaries, free),
+            call_site=chains.site(stack),
+            callers=chains.caller_frames(stack),
+        )

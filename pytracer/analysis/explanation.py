@@ -15,7 +15,7 @@ from pytracer.analysis.advice import (
 from pytracer.analysis.alike_rows import AlikeModules, AlikeSteps, alike_modules, alike_steps
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.blocks import Blocks, held_at
-from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
+from pytracer.analysis.categories import CategoryUsage, categories_of
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
 from pytracer.analysis.free_segments import fits_without
 from pytracer.analysis.holder_names import is_garbage
@@ -292,8 +292,8 @@ def _limit(data: DeviceData) -> int | None:
 def _modules(held: Blocks) -> list[AlikeModules]:
     if not held.data.snapshot.metadata.module_phases.names:
         return []
-    usages = module_usages(held)
-    return alike_modules([(one.module, one.size_bytes) for one in usages if one.module is not None])
+    sums = [(module, found.size_bytes) for found in held.group("module") for module in found.key]
+    return alike_modules([(module, size_bytes) for module, size_bytes in sums if module])
 
 
 def _gaps(data: DeviceData) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.blocks import KEYS, Blocks, Coded, held_at, numbered
@@ -35,7 +34,10 @@ class Group:
         stream: By "stream": the stream, as the allocator numbers it; None if unknown.
         pool: By "pool": the memory pool, as torch numbers it; (0, 0) is the default pool. None if
             unknown.
-        module: By "module": the path of the module, as in `ModuleUsage`; None if none is known.
+        module: By "module": the path of the module, as in "layers.3.attn.q_proj"; None for blocks
+            whose module is unknown, or that no module allocated. "backward of PATH" has what the
+            backward pass allocated for the module's forward calls. "backward near PATH" has the
+            same where the forward call is that of a neighbouring autograd node.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.
@@ -112,17 +114,21 @@ def who_holds(
     if not chosen:
         note(f"{snapshot.path}: {why_empty(snapshot.metadata)}")
     devices = (device_data(snapshot, index) for index in chosen)
-    return at_moment(devices, at, partial(_held, by=by, depth=depth), note)
+
+    def held(data: DeviceData, moment: Moment) -> Held:
+        return held_by(held_at(data, moment.entry), moment, by, depth)
+
+    return at_moment(devices, at, held, note)
 
 
-def _held(data: DeviceData, moment: Moment, *, by: str, depth: int) -> Held:
-    """Return who holds the memory of a device, as by `who_holds`.
+def held_by(blocks: Blocks, moment: Moment, by: str, depth: int = 0) -> Held:
+    """Return who holds the blocks of a moment, as by `who_holds`.
 
     Raises:
         PytracerError: The file lacks what `by` needs: the trace, or the owners or holders of
             blocks.
     """
-    path, blocks = data.snapshot.path, held_at(data, moment.entry)
+    data, path = blocks.data, blocks.data.snapshot.path
     if by in ("category", "owner") and not has_categories(data.snapshot):
         raise PytracerError(f"{path} has no owners of blocks, so no {by}")
     if by == "holder" and not has_holders(data.snapshot) and not blocks["released"].any():

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.advice import TrySettings
+from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.blocks import held_at
-from pytracer.analysis.categories import Categories, Modules, categories, modules
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
-from pytracer.analysis.explanation import Explanation, explain_device
-from pytracer.analysis.holders import Site, sites_at, sites_of
+from pytracer.analysis.groups import Held, held_by
+from pytracer.analysis.moments import moment_of
 from pytracer.analysis.ooms import (
     OutOfMemory,
     count_retries,
@@ -27,11 +26,9 @@ from pytracer.analysis.ooms import (
 from pytracer.analysis.steps_and_phases import Phase, Step, phases, steps
 from pytracer.analysis.usage import (
     UsageSample,
-    UsageSeries,
     final_sample,
     is_observable,
     sample_at,
-    series,
 )
 from pytracer.reading.metadata import DeviceMetadata, FileMetadata
 from pytracer.reading.snapshot import (
@@ -144,26 +141,21 @@ class DeviceReport:
             it may be too low. It may also be too high, if blocks of other phases still exist.
         contradiction: Why the trace does not lead to the final state; None if it does. With a
             contradiction there is no history, but `end` and `counts` are valid.
+        is_oom_file: Whether the file was written because this device ran out of memory.
         lost: The data that the trace lacks.
         end: The usage when the snapshot was taken.
         peak_allocated: The first sample with the largest `allocated_bytes`; None without a history.
         is_peak_certain: Whether `peak_allocated` is certainly the peak, because usage before
             `lost.exact_from` cannot have been larger.
         peak_reserved: The first sample with the largest `reserved_bytes`; None without a history.
-        sites: The call sites that held memory at `peak_allocated`; without a history, those that
-            held memory at the end.
-        sites_at_oom: If the file was written because of an out-of-memory error, the call sites that
-            held memory at the last of `ooms`; else None.
-        categories: What memory was for; None if the file does not have the owners of blocks.
-        modules: Which modules of the model memory belonged to; None if no module was a phase
-            (`pytracer.annotate_modules`).
         counts: The number of events, by kind.
+        outside: The device's memory outside the allocator; None if the file does not have it.
+        held: Who held memory at the last of `ooms`, at `peak_allocated`, and at the end: by "line",
+            by "category" and "owner" if the file has the owners of blocks, and by "module" if
+            modules were phases (`pytracer.annotate_modules`). Without a history only at the end.
         steps: The usage of each step.
         phases: The usage of each phase.
         ooms: Each out-of-memory.
-        explanation: The explanation of the last of `ooms`; None if there is none.
-        outside: The device's memory outside the allocator; None if the file does not have it.
-        series: The usage over the trace; None without a history.
     """
 
     device: int
@@ -174,22 +166,23 @@ class DeviceReport:
     last_us: int | None
     only_phase: str | None
     contradiction: str | None
+    is_oom_file: bool
     lost: Lost
     end: UsageSample
     peak_allocated: UsageSample | None
     is_peak_certain: bool
     peak_reserved: UsageSample | None
-    sites: list[Site]
-    sites_at_oom: list[Site] | None
-    categories: Categories | None
-    modules: Modules | None
     counts: Counts
+    outside: Outside | None
+    held: list[Held]
     steps: list[Step]
     phases: list[Phase]
     ooms: list[OutOfMemory]
-    explanation: Explanation | None
-    outside: Outside | None
-    series: UsageSeries | None
+
+    def held_by(self, by: str, *moments: str) -> Held | None:
+        """Return who held memory at the first of some moments that is known."""
+        found = {(held.moment.name, held.by): held for held in self.held}
+        return next((found[name, by] for name in moments if (name, by) in found), None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,32 +206,19 @@ class Report(BriefRepr):
     devices: list[DeviceReport]
 
 
-def stats(
-    snapshot: Snapshot,
-    device: int | None = None,
-    top: int | None = None,
-    points: int = 1000,
-    try_settings: TrySettings | None = None,
-) -> Report:
+def stats(snapshot: Snapshot, device: int | None = None) -> Report:
     """Report a snapshot in numbers.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
         device: The index of the only device to report; None for all devices that were used.
-        top: The largest number of call sites to report; None for all.
-        points: The largest number of samples in a series, at least `usage.LEAST_POINTS`.
-        try_settings: Simulates settings, as `explain` takes it.
 
     Raises:
-        PytracerError: The snapshot has no such device, or `points` is too small.
+        PytracerError: The snapshot has no such device.
     """
-    return report_file(
-        snapshot,
-        [
-            report_device(device_data(snapshot, index), top, points, try_settings)
-            for index in chosen_devices(snapshot, device)
-        ],
-    )
+    chosen = chosen_devices(snapshot, device)
+    devices = [report_device(device_data(snapshot, index)) for index in chosen]
+    return report_file(snapshot, devices)
 
 
 def report_file(snapshot: Snapshot, devices: list[DeviceReport]) -> Report:
@@ -252,13 +232,8 @@ def report_file(snapshot: Snapshot, devices: list[DeviceReport]) -> Report:
     )
 
 
-def report_device(
-    data: DeviceData,
-    top: int | None = None,
-    points: int = 1000,
-    try_settings: TrySettings | None = None,
-) -> DeviceReport:
-    """Report one device in numbers; the arguments are those of `stats`."""
+def report_device(data: DeviceData) -> DeviceReport:
+    """Report one device in numbers."""
     snapshot, device = data.snapshot, data.device
     trace, history, metadata, is_cpu = data.trace, data.history, data.metadata, data.is_cpu
     times = trace.time_us[trace.time_us != NO_TIME]
@@ -268,8 +243,6 @@ def report_device(
         reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
         fullest_sample = sample_at(data, int(reserved.argmax()))
     ooms = out_of_memories(data)
-    at_peak, at_end = held_at(data, peak), held_at(data, None)
-    known_peak = at_peak if history.is_known else None
     return DeviceReport(
         device=device,
         name=snapshot.device_name(device),
@@ -279,6 +252,7 @@ def report_device(
         last_us=int(times[-1]) if len(times) else None,
         only_phase=snapshot.metadata.only_phase,
         contradiction=data.contradiction,
+        is_oom_file=bool(ooms) and is_oom_snapshot(data),
         lost=Lost(
             overwritten=metadata.overwritten,
             unknown_frees=metadata.unknown_frees,
@@ -293,20 +267,28 @@ def report_device(
         and history.has_bounds
         and peak_sample.allocated_bytes >= history.most_before_bytes,
         peak_reserved=fullest_sample,
-        sites=sites_of(at_peak, top),
-        sites_at_oom=sites_at(data, ooms[-1].event + 1, top)
-        if history.is_known and ooms and is_oom_snapshot(data)
-        else None,
-        categories=categories(at_end, known_peak),
-        modules=modules(at_end, known_peak),
         counts=count_events(trace, is_cpu or device == snapshot.host_device),
+        outside=_outside(metadata),
+        held=_held(data, has_oom=bool(ooms)),
         steps=steps(data),
         phases=phases(data, peak),
         ooms=ooms,
-        explanation=explain_device(data, try_settings, ooms) if ooms else None,
-        outside=_outside(metadata),
-        series=series(trace, history, points) if history.is_known else None,
     )
+
+
+def _held(data: DeviceData, *, has_oom: bool) -> list[Held]:
+    snapshot, keys, moments = data.snapshot, ["line"], ["end"]
+    if has_categories(snapshot) and data.device != snapshot.host_device:
+        keys += "category", "owner"  # pinned host memory has none
+    if snapshot.metadata.module_phases.names:
+        keys.append("module")
+    if data.history.is_known:
+        moments = [*["oom"] * has_oom, "peak", "end"]
+    found = []
+    for moment in (moment_of(data, name) for name in moments):
+        blocks = held_at(data, moment.entry)
+        found += [held_by(blocks, moment, by) for by in keys]
+    return found
 
 
 def count_events(trace: Trace, is_cpu: bool | None) -> Counts:

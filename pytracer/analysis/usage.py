@@ -1,4 +1,4 @@
-"""The usage of a device's memory: one sample, or a series of samples over a trace."""
+"""The usage of a device's memory at one moment."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -7,7 +7,6 @@ import numpy as np
 
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import History, Usage
-from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import ALLOCATED, INACTIVE, NO_TIME, TAKES_MEMORY, Column, Trace
 from pytracer.reading.steps import step_at
 
@@ -105,39 +104,19 @@ class UsageSample:
         return self.active_bytes - self.allocated_bytes
 
 
-@dataclass(frozen=True)
-class UsageSeries:
-    """Samples of a device's usage over a trace: lists of equal length.
-
-    Where `events` is less than the device's `lost.exact_from`, the values are bounds, as in a
-    `UsageSample` that is not exact.
-
-    Attributes:
-        events: The number of events before the sample; 0 is before the first event.
-        times_us: The time of the event before the sample; None if unknown, or before the first
-            event.
-        requested_bytes, allocated_bytes, active_bytes, reserved_bytes: As in a `UsageSample`.
-        fragmentation_bytes, inactive_split_bytes, largest_free_bytes: As in a `UsageSample`.
-        free_concentration, segments: As in a `UsageSample`.
-    """
-
-    events: list[int]
-    times_us: list[int | None]
-    requested_bytes: list[int]
-    allocated_bytes: list[int]
-    active_bytes: list[int]
-    reserved_bytes: list[int]
-    fragmentation_bytes: list[int]
-    inactive_split_bytes: list[int]
-    largest_free_bytes: list[int]
-    free_concentration: list[float | None]
-    segments: list[int]
-
-
-_COLUMNS = tuple(field.name for field in fields(UsageSeries))[2:]
-
-LEAST_POINTS = 4
-"""The samples of every series: the first, the last, and the peaks of allocated and reserved."""
+AMOUNTS = {
+    "requested_bytes": "requested",
+    "allocated_bytes": "allocated",
+    "active_bytes": "active",
+    "reserved_bytes": "reserved",
+    "fragmentation_bytes": "reserved - allocated",
+    "rounding_bytes": "active - requested",
+    "inactive_split_bytes": "inactive split",
+    "largest_free_bytes": "largest free block",
+    "free_concentration": "Σ free² / (Σ free)²",
+    "segments": "segments",
+}
+"""The words for the amounts of a sample, in the order in which tables have them."""
 
 
 def time_of(trace: Trace, event: int) -> int | None:
@@ -200,75 +179,3 @@ def _sample(
         else None,
         **usage,
     )
-
-
-def series(trace: Trace, history: History, points: int) -> UsageSeries:
-    """Return at most `points` samples of a history.
-
-    These are the first sample, the last one, and for stretches of equal numbers of events those at
-    which any of the columns is highest or lowest.
-
-    Raises:
-        PytracerError: `points` is less than `LEAST_POINTS`.
-    """
-    if points < LEAST_POINTS:
-        raise PytracerError(f"points={points} is too few: a series has at least {LEAST_POINTS}")
-    usage = history.usage
-    entries = _chosen(usage, points)
-    chosen = entries.tolist()
-    values = {name: _values(usage, name, entries).tolist() for name in _COLUMNS}
-    values["free_concentration"] = [
-        value if value and entry >= history.exact_from else None
-        for entry, value in zip(chosen, values["free_concentration"], strict=True)
-    ]
-    times = [None if entry == 0 else time_of(trace, entry - 1) for entry in chosen]
-    return UsageSeries(chosen, times, **values)
-
-
-def _values(usage: Usage, name: str, entries: Column | slice) -> Column:
-    """Return a column at some entries; a concentration of 0 means that nothing was free."""
-    if name == "fragmentation_bytes":
-        return usage.reserved_bytes[entries] - usage.allocated_bytes[entries]
-    if name == "free_concentration":
-        free = (usage.reserved_bytes[entries] - usage.active_bytes[entries]).astype(np.float64)
-        squares = usage.free_squares[entries]
-        return np.divide(squares, free**2, out=np.zeros(len(free)), where=free > 0)
-    column: Column = getattr(usage, name)[entries]
-    return column
-
-
-def _chosen(usage: Usage, points: int) -> Column:
-    """Return the entries of a series, computed in stretches, which bounds the memory needed."""
-    entries = len(usage.allocated_bytes)
-    if entries <= points:
-        return np.arange(entries)
-    most = (usage.allocated_bytes.argmax(), usage.reserved_bytes.argmax())
-    always = np.unique([0, entries - 1, *most])
-    width = -(-entries // max((points - LEAST_POINTS) // 2, 1))
-    found = []  # lists of (entry, rank), for the lowest and the highest value of each column
-    for name in _COLUMNS:
-        low, high = [], []
-        for begin in range(0, entries, width):
-            values = _values(usage, name, slice(begin, begin + width))
-            lowest, highest = int(values.argmin()), int(values.argmax())
-            low.append((begin + lowest, values[lowest]))
-            high.append((begin + highest, -values[highest]))
-        if min(low, key=_rank)[1] != -min(high, key=_rank)[1]:  # else the column is constant
-            found += [low, high]
-    while True:
-        chosen = np.union1d(always, [entry for extremes in found for entry, _ in extremes]).astype(
-            np.int64
-        )
-        if len(chosen) <= points:
-            return chosen
-        if len(found[0]) == 1:
-            return always
-        # Join each two stretches, until there are few enough points.
-        found = [
-            [min(extremes[i : i + 2], key=_rank) for i in range(0, len(extremes), 2)]
-            for extremes in found
-        ]
-
-
-def _rank(extreme: tuple[int, Any]) -> Any:
-    return extreme[1]

@@ -14,10 +14,11 @@ from pytracer.analysis.diff.differences import DeviceDifference, Difference, Opt
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import AT, answers, falsified, site_text
+from pytracer.analysis.usage import AMOUNTS
 from pytracer.commands import shared_options as shared
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import in_parallel, print_errors
-from pytracer.commands.show_tables import AMOUNTS, AMOUNTS_OF_CPU
+from pytracer.commands.show_tables import AMOUNTS_OF_CPU
 from pytracer.commands.table import (
     Columns,
     Fitted,
@@ -36,7 +37,6 @@ from pytracer.reading.reader import load
 from pytracer.text import printable, signed_size, size
 
 _AMOUNTS = AMOUNTS | {
-    "segments": "segments",
     "peak_reserved_bytes": "reserved, own peak",
     "allocs": "allocations",
     "frees": "frees",
@@ -222,24 +222,21 @@ def _device_parts(device: DeviceDifference, top: int) -> Iterator[Part]:
     yield from (f"{note}." for note in device.notes)
     title = f"{name}, at {AT[device.at]}"
     yield _amounts_table(device, f"{title}, on average" if is_mean else title)
-    has_phases = not {phase.name for phase in device.phases} <= {"", None}
-    tables: dict[str, Sequence[Change]] = {
-        "category": device.categories,
-        "module": device.modules,
-        "call site": device.sites,
-        "phase": device.phases if has_phases else [],
-    }
-    for what, changes in tables.items():
-        if changes and top:
-            yield from ("", _changes(what, changes, top))
+    for by, what in {"category": "", "module": "", "line": "call site", "phase": ""}.items():
+        changes = device.changes[by]
+        is_known = by != "phase" or not {change.name for change in changes} <= {"", None}
+        if changes and is_known and top:
+            yield from ("", _changes(what or by, changes, top))
 
 
 def _amounts_table(device: DeviceDifference, title: str) -> Table:
     is_cpu = device.before == device.after == "cpu"
     table = new_table(("delta", "baseline", "new", ""), title=title, text=-1)
     for key, name in _AMOUNTS.items():
-        amount = device.amounts[key]
-        if (is_cpu and key not in _OF_CPU) or (not amount.before and not amount.after):
+        amount = device.amounts.get(key)
+        if amount is None or (is_cpu and key not in _OF_CPU):
+            continue
+        if not amount.before and not amount.after:
             continue
         is_size, delta = key.endswith("_bytes"), amount.delta or 0
         show = size if is_size else "{:,}".format

@@ -1,16 +1,12 @@
 """The command `pytracer fleet report`."""
 
-import io
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from html import escape
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from pytracer import __version__
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.shared_options import source
 from pytracer.commands.table import Columns, Part, echo, line, make_table
@@ -20,33 +16,6 @@ from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_texts import delta_text, notes, site_text, told_settings
 from pytracer.text import number, printable, signed_size, size
 
-_ROWS_OF_PAGE = 200  # the most rows of a table in the HTML file
-
-_COLUMNS = 120
-_PAGE_MARK = '<meta name="generator" content="pytracer fleet report'
-
-# Rich fills in the style sheet and the text.
-_PAGE = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-{_PAGE_MARK} {escape(__version__)}">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>TITLE</title>
-<style>
-:root {{{{ color-scheme: light dark; }}}}
-pre {{{{ width: {_COLUMNS + 2}ch; margin: 2rem auto; white-space: pre-wrap; }}}}
-{{stylesheet}}
-</style>
-</head>
-<body>
-<pre>{{code}}</pre>
-</body>
-</html>
-"""
-
 _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 
 
@@ -54,24 +23,11 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 @click.argument("table", metavar="DIRECTORY|TABLE", type=source)
 @click.option("--run", help="The run to report on.  [default: the run that was written last]")
 @click.option(
-    "--ranks",
-    type=click.IntRange(min=1),
-    help="The number of ranks of the job, so that missing last ranks are found.  "
-    "[default: the highest rank of a file, and one]",
-)
-@click.option(
     "--top",
     type=click.IntRange(min=0),
     default=5,
     show_default=True,
     help="How many rows of each table to print. JSON has all rows.",
-)
-@click.option(
-    "--html",
-    "html_path",
-    metavar="PATH",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the report as one HTML file that needs no network, with 200 rows a table.",
 )
 @click.option(
     "--sql",
@@ -83,9 +39,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 def command(
     table: str,
     run: str | None,
-    ranks: int | None,
     top: int,
-    html_path: Path | None,
     as_sql: bool,
     json_output: JsonOutput,
 ) -> None:
@@ -93,7 +47,6 @@ def command(
 
     \b
     pytracer fleet report outputs/profile
-    pytracer fleet report outputs/profile --html report.html
 
     Compares the ranks of a run. Reads all snapshots of a DIRECTORY each time. A TABLE of
     "pytracer fleet collect" has been read once.
@@ -101,18 +54,14 @@ def command(
     from pytracer.fleet.report import fleet_report, script
 
     if as_sql:
-        click.echo(script(Path(table), run, ranks))
+        click.echo(script(Path(table), run))
         return
     with ExitStack() as folders:
-        found = fleet_report(_dataset(table, folders), run, ranks=ranks)
+        found = fleet_report(_dataset(table, folders), run)
     found.table = table
     json_output.write(vars(found), [])
     if not json_output.is_only:
         echo(_parts(found, top))
-    if html_path is not None:
-        _write_page(found, html_path)
-        if not json_output.is_only:
-            click.echo(printable(f"wrote {html_path}"))
 
 
 def _dataset(path: str, folders: ExitStack) -> Path:
@@ -131,29 +80,13 @@ def _dataset(path: str, folders: ExitStack) -> Path:
     return dataset
 
 
-def _write_page(report: FleetReport, path: Path) -> None:
-    """Write a report as a page. Only an earlier page of this kind is overwritten.
-
-    Raises:
-        PytracerError: The file cannot be written, or exists and is no such page.
-    """
-    from pytracer.page.page import write_page  # needed for a page only
-
-    console = Console(record=True, file=io.StringIO(), width=_COLUMNS, highlight=False)
-    echo(_parts(report, _ROWS_OF_PAGE, is_page=True), console)
-    title = f"{report.run or 'Files without a run'}: {number(report.overview.processes, 'rank')}"
-    shown = escape(printable(title)).replace("{", "{{").replace("}", "}}")
-    text = console.export_html(code_format=_PAGE.replace("TITLE", shown))
-    write_page(path, text.encode(errors="replace"), _PAGE_MARK, "pytracer fleet report")
-
-
-def _parts(report: FleetReport, top: int, *, is_page: bool = False) -> Iterator[Part]:
+def _parts(report: FleetReport, top: int) -> Iterator[Part]:
     for answer in report.answers:
         style = "bold" if answer.verdict == "found" else ""
         yield line(_MARKS[answer.verdict] + answer.text, style)
     yield ""
     yield from map(line, notes(report))
-    for title, rows, columns, text in _tables(report, top, is_page=is_page) if top else ():
+    for title, rows, columns, text in _tables(report, top) if top else ():
         if rows:
             table = make_table(rows[:top], columns, title=title, text=text)
             if len(rows) > top:
@@ -166,9 +99,7 @@ def _parts(report: FleetReport, top: int, *, is_page: bool = False) -> Iterator[
             yield line(f"      {command.why}")
 
 
-def _tables(
-    report: FleetReport, top: int, *, is_page: bool
-) -> Iterator[tuple[str, Sequence[Row], Columns, int]]:
+def _tables(report: FleetReport, top: int) -> Iterator[tuple[str, Sequence[Row], Columns, int]]:
     """Yield the title, the rows and the columns of each table, and the column that has texts."""
     columns: Columns = {
         "after": lambda oom: "-" if oom.after_s is None else f"{oom.after_s:.3g} s",
@@ -177,7 +108,7 @@ def _tables(
         "verdict": "verdict",
         "call site": _site,
     }
-    yield "Out-of-memory errors in order of time", report.ooms, columns, -1
+    yield "Out-of-memory errors in order of time", report.oom_order, columns, -1
     columns = {
         "files": "slot",
         "ranks": "ranks",
@@ -194,7 +125,7 @@ def _tables(
         "files": lambda outlier: f"{outlier.slots:,} of {outlier.of_slots:,}",
         "peak": "peak_bytes",
         "delta": lambda outlier: delta_text(outlier.median_bytes, outlier.peak_bytes),
-        "most of it at": _most_at,
+        "most of it at": lambda outlier: _most_at(report.sites_of(outlier)),
     }
     yield "Ranks that differ from the median", report.outliers, columns, -1
     columns = {
@@ -206,36 +137,11 @@ def _tables(
     }
     yield "Memory that grows", report.growth, columns, -1
     columns = {
-        "phase": lambda phase: phase.phase or "(none)",
-        "median": "median_bytes",
-        "highest": "most_bytes",
-        "ratio": lambda phase: f"{phase.imbalance:.3g}",
-        "ranks": "ranks",
-        "rank": "process",
-    }
-    phases = report.phases if any(phase.phase for phase in report.phases) else []
-    yield "Peaks by phase, where the ranks differ most", phases, columns, 0
-    columns = {
         "ranks": lambda row: _ranks(row.ranks, [] if row.is_usual else row.processes),
         "setting": "key",
         "value": lambda row: "(not set)" if row.value is None else row.value,
     }
-    yield "Settings that differ", told_settings(report.settings), columns, -1
-    if not is_page:  # a terminal has no room for further tables; the answers name what is in them
-        return
-    columns = {
-        "rank": lambda missing: f"{missing.role} {missing.rank}".strip(),
-        "reason": "reason",
-        "files that most ranks have": lambda missing: (
-            "all" if missing.has_none else ", ".join(missing.slots)
-        ),
-    }
-    yield "Ranks without files", report.missing, columns, -1
-    columns = {
-        "file": "source",
-        "reason": lambda file: file.error.removeprefix(f"{file.source} "),
-    }
-    yield "Files that cannot be read", report.damaged, columns, -1
+    yield "Settings that differ", told_settings(report.setting_differences), columns, -1
 
 
 def _site(row: Row) -> str:
@@ -247,11 +153,10 @@ def _outliers(spread: Row) -> str:
     return f"{spread.outliers:,}" if is_known else f"? ({spread.verdict})"
 
 
-def _most_at(outlier: Row) -> str:
-    if not outlier.sites:
+def _most_at(sites: Sequence[Row]) -> str:
+    if not sites:
         return "-"
-    most = outlier.sites[0]
-    return f"{site_text(most.site)} ({signed_size(round(most.delta_bytes))})"
+    return f"{site_text(sites[0].site)} ({signed_size(round(sites[0].delta_bytes))})"
 
 
 def _ranks(count: int, names: Sequence[str]) -> str:

@@ -1,20 +1,22 @@
 """`pytracer show --all`: every figure of each device of each file."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 from rich.table import Table
 
 from pytracer.analysis.answer import text_lines
 from pytracer.analysis.answer_words import LEAST_SHARE, unsearched_text
-from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.explanation import Explanation
-from pytracer.analysis.holders import Holder
+from pytracer.analysis.groups import Held
 from pytracer.analysis.leaks.results import answer
+from pytracer.analysis.moments import Moment
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.commands import show_fragmentation, show_tables
 from pytracer.commands.show_answer import Answered, ReadFile
-from pytracer.commands.table import Part, Total, bold, line
+from pytracer.commands.show_held import held_table
+from pytracer.commands.table import Part, bold, line
 from pytracer.reading.metadata import FileMetadata
 from pytracer.text import duration, number, sentence, size, utc_time
 
@@ -94,12 +96,11 @@ def _of_device(
 ) -> Iterator[Part]:
     yield bold(f"{device.name}: {_span(device)}")
     yield show_tables.usage_table(device)
-    moment = "at the end" if device.sites_at_oom is None else "when memory ran out"
     yield from _lost(report, device)
     yield from _counts(device)
     yield from _outside(device)
-    yield from _not_known(report, device, moment)
-    for table in _tables(report, device, explanation.holders, top) if top else ():
+    yield from _not_known(report, explanation)
+    for table in _tables(report, device, explanation, top) if top else ():
         yield ""
         yield table
     if device.ooms:
@@ -108,43 +109,37 @@ def _of_device(
 
 
 def _tables(
-    report: Report, device: DeviceReport, holders: Sequence[Holder], top: int
+    report: Report, device: DeviceReport, explanation: Explanation, top: int
 ) -> Iterator[Table]:
-    at_oom, categories, modules = device.sites_at_oom, device.categories, device.modules
-    moment = "at the end" if at_oom is None else "when memory ran out"
-    at_peak = "peak" if device.peak_allocated is not None else "end"
-    if at_oom is not None:
-        yield show_tables.sites_table(at_oom, "Memory held when memory ran out", top, holders)
-    elif device.sites:
-        yield show_tables.sites_table(device.sites, f"Memory held at the {at_peak}", top, holders)
-    if categories is not None:
-        yield _categories_table(categories.at_end, moment)
-        if categories.at_peak not in (None, categories.at_end):
-            yield _categories_table(categories.at_peak, "at the peak")
-    if modules is not None:
-        usages, when = modules.at_end, moment
-        if at_oom is None and modules.at_peak is not None:
-            usages, when = modules.at_peak, "at the peak"
-        rows = [Total([each], each.module or "(none)") for each in usages]
-        title = f"Modules that held memory {when}"
-        yield show_tables.held_table(rows, title, top, key="module")
+    first = ("oom",) if device.is_oom_file else ()
+    callers = {holder.site.call_site: holder.callers for holder in explanation.holders}
+    shown = list[object]()
+    for title, by, moments in (
+        ("Memory held", "line", (*first, "peak", "end")),
+        ("What memory was for", "category", (*first, "end")),
+        ("What memory was for", "category", ("peak",)),
+        ("Modules that held memory", "module", (*first, "peak", "end")),
+    ):
+        held = device.held_by(by, *moments)
+        if held is not None and held.groups and held.groups not in shown:
+            shown.append(held.groups)
+            more = callers if by == "line" else _largest(device.held_by("owner", held.moment.name))
+            yield held_table(held, top, f"{title} {held.moment}", more)
     if len(device.steps) > 1:
         yield show_tables.steps_table(device, top)
-    known = report.metadata.module_phases.names if modules is not None else frozenset()
-    if {phase.phase for phase in device.phases} - {"", None} - known:
-        yield show_tables.phases_table(device, known, top)
+    modules = report.metadata.module_phases.names
+    if {phase.phase for phase in device.phases} - {"", None} - modules:
+        yield show_tables.phases_table(device, modules, top)
 
 
-def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
-    rows = []
-    for usage in usages:
-        name = usage.category.replace("_", " ")
-        if usage.owners:
-            owner = usage.owners[0]
-            name += f"; the largest: {size(owner.size_bytes)} {owner.name}"
-        rows.append(Total([usage], name))
-    title = f"What memory was for {moment}"
-    return show_tables.held_table(rows, title, len(rows), key="category")
+def _largest(held: Held | None) -> dict[Any, str]:
+    """Return the largest owner of each category, as it follows the category's name."""
+    found: dict[Any, str] = {}
+    for group in [] if held is None else held.groups:
+        if group.owner is not None:
+            text = f"; the largest: {size(group.size_bytes)} {group.owner}"
+            found.setdefault(group.category, text)
+    return found
 
 
 def _span(device: DeviceReport) -> str:
@@ -251,17 +246,17 @@ def _outside(device: DeviceReport) -> Iterator[str]:
     yield line
 
 
-def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[str]:
-    if device.categories is None:
+def _not_known(report: Report, explanation: Explanation) -> Iterator[str]:
+    """Yield what memory is of no known category, and why."""
+    if not explanation.categories:
         return
-    at_end = device.categories.at_end
-    total = sum(usage.size_bytes for usage in at_end)
-    for usage in at_end:
-        if usage.forward_bytes >= LEAST_SHARE * total and usage.forward_bytes:
+    moment = Moment(explanation.held_at, None, None)
+    for usage in explanation.categories:
+        if usage.forward_bytes >= LEAST_SHARE * explanation.held_bytes and usage.forward_bytes:
             yield (
-                f"{size(usage.forward_bytes)} of the unknown blocks {moment} were allocated "
-                "by modules in the forward pass: activations, outputs, temporary tensors, or "
-                "memory that modules keep. Only a later free would show which."
+                f"{size(usage.forward_bytes)} of the unknown blocks {moment} "
+                "were allocated by modules in the forward pass: activations, outputs, temporary "
+                "tensors, or memory that modules keep. Only a later free would show which."
             )
     tensors = report.metadata.tensors
     if gradients := tensors.unread_gradients:

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,13 +63,12 @@ def read_file(
         from pytracer.export.texts import check_stack_texts
 
         check_stack_texts(snapshot)
-    try_settings = lru_cache(maxsize=1)(_try_settings)  # the report of a device has them too
     explanations, reports = [], []
     for index in chosen_devices(snapshot, device):
         data = device_data(snapshot, index)
-        explanations.append(explain_device(data, try_settings if is_only else None))
+        explanations.append(explain_device(data, _try_settings if is_only else None))
         if has_report:
-            reports.append(report_device(data, try_settings=try_settings))
+            reports.append(report_device(data))
     file = answered_file(snapshot, explanations)
     if has_report:
         report = report_file(snapshot, reports)

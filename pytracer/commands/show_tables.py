@@ -1,4 +1,4 @@
-"""The tables of `pytracer show --all`, and the table of held memory."""
+"""The tables of `pytracer show --all`."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -6,18 +6,14 @@ from functools import partial
 
 from rich.table import Table
 
-from pytracer.analysis.answer_words import LEAST_SHARE
-from pytracer.analysis.holders import Holder, Site
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.analysis.steps_and_phases import Phase, Step
-from pytracer.analysis.usage import UsageSample
+from pytracer.analysis.usage import AMOUNTS, UsageSample
 from pytracer.commands.table import (
     Cell,
     Columns,
     Fitted,
-    Summed,
-    Total,
     add_row,
     call_chain,
     make_table,
@@ -28,18 +24,6 @@ from pytracer.text import duration, size, wrapped_text
 
 SHOWN_OOMS = 3
 
-AMOUNTS = {
-    "requested_bytes": "requested",
-    "allocated_bytes": "allocated",
-    "active_bytes": "active",
-    "reserved_bytes": "reserved",
-    "fragmentation_bytes": "reserved - allocated",
-    "rounding_bytes": "active - requested",
-    "inactive_split_bytes": "inactive split",
-    "largest_free_bytes": "largest free block",
-}
-"""The names of the amounts of memory at a moment."""
-
 AMOUNTS_OF_CPU = ("requested_bytes", "allocated_bytes")
 
 _UPPER = {"fragmentation_bytes", "inactive_split_bytes", "largest_free_bytes", "free_bytes"}
@@ -49,14 +33,15 @@ _EXACT = {"requested_bytes", "reserved_bytes", "peak_reserved_bytes", "segments"
 
 
 def usage_text(device: DeviceReport, source: UsageSample | Step | Phase, name: str) -> str:
-    """Return bytes as text, after "≥" or "≤" if they are a bound, "~" if not even that; or "-"."""
-    count_bytes: int | None = getattr(source, name)
-    if count_bytes is None:
-        return "-"
+    """Return an amount as text, after "≥" or "≤" if it is a bound, "~" if not even that; or "-"."""
+    amount: int | float | None = getattr(source, name)
+    if amount is None or isinstance(amount, float):
+        return "-" if amount is None else f"{amount:.3f}"
     is_exact, peak = source.is_exact, device.peak_allocated
     if name == "at_peak_bytes" and peak is not None:
         is_exact = peak.is_exact
-    return _mark(device, name, is_exact=is_exact) + size(count_bytes)
+    text = f"{amount:,}" if name == "segments" else size(amount)
+    return _mark(device, name, is_exact=is_exact) + text
 
 
 def _mark(device: DeviceReport, name: str, *, is_exact: bool) -> str:
@@ -96,13 +81,6 @@ def usage_table(device: DeviceReport) -> Table:
     for key, name in AMOUNTS.items():
         if not device.is_cpu or key in AMOUNTS_OF_CPU:
             rows[name] = partial(usage_text, device, name=key)
-    if not device.is_cpu:
-        rows["Σ free² / (Σ free)²"] = lambda sample: (
-            "-" if sample.free_concentration is None else f"{sample.free_concentration:.3f}"
-        )
-        rows["segments"] = lambda sample: (
-            _mark(device, "segments", is_exact=sample.is_exact) + f"{sample.segments:,}"
-        )
     return transposed_table(columns, rows)
 
 
@@ -195,37 +173,6 @@ def _size(size_bytes: int | None) -> str:
 _ANSWERS = {True: "yes", False: "no", None: "unknown"}
 
 
-def held_table(
-    rows: Sequence[Total], title: str, top: int, *, key: str, others: str = "other"
-) -> Table:
-    """Make the table of what holds memory; `key` is the header of the names.
-
-    A row is of one `Site`, `Group` or usage, or of several. The others are as for `make_table`.
-    """
-    whole = sum(row.size_bytes for row in rows)
-    is_rounded = any(
-        size(row.size_bytes) != size(row.requested_bytes)
-        for row in rows
-        if row.size_bytes >= LEAST_SHARE * whole
-    )
-    columns: Columns = {
-        "bytes": "size_bytes",
-        **({"requested": "requested_bytes"} if is_rounded else {}),
-        "share": Summed(lambda row: f"{row.size_bytes / whole if whole else 0:.0%}"),
-        "blocks": "count",
-        key: "name",
-    }
-    return make_table(rows, columns, title=title, text=-1, top=top, others=others)
-
-
-def sites_table(sites: Sequence[Site], title: str, top: int, holders: Sequence[Holder]) -> Table:
-    """Make the table of the largest call sites, with callers of those that `holders` has."""
-    callers = {holder.site.call_site: holder.callers for holder in holders}
-    chains = (call_chain(site.call_site, callers.get(site.call_site, [])) for site in sites)
-    rows = [Total([site], chain) for site, chain in zip(sites, chains, strict=True)]
-    return held_table(rows, title, top, key="call site ← callers", others="other call site")
-
-
 def overview(reports: Sequence[Report]) -> Table:
     """Make the table of the peaks of each file, and of whether the file lacks events.
 
@@ -242,34 +189,23 @@ def overview(reports: Sequence[Report]) -> Table:
     for report, file in zip(reports, files, strict=True):
         name = os.path.relpath(file, folder)
         if not report.devices:
-            add_row(table, _cell(name), *"-----")
+            add_row(table, _file_name(name), *"-----")
         for device in report.devices:
             peak, reserved = device.peak_allocated, device.peak_reserved
-            add_row(
-                table,
-                _cell(f"{name}, {device.name}"),
-                _peak(device),
-                _amount(device, reserved, "reserved_bytes"),
-                _amount(device, peak, "fragmentation_bytes"),
-                str(len(device.ooms)),
-                _is_lossy(report, device),
-            )
+            cells = ["-"] * 3
+            if peak is not None:
+                mark = _mark(device, "", is_exact=device.is_peak_certain)
+                cells[0] = mark + size(peak.allocated_bytes)
+            if peak is not None and reserved is not None and not device.is_cpu:
+                cells[1] = usage_text(device, reserved, "reserved_bytes")
+                cells[2] = usage_text(device, peak, "fragmentation_bytes")
+            ooms, lossy = str(len(device.ooms)), _is_lossy(report, device)
+            add_row(table, _file_name(f"{name}, {device.name}"), *cells, ooms, lossy)
     return table
 
 
-def _cell(name: str) -> Fitted:
+def _file_name(name: str) -> Fitted:
     return Fitted(lambda width: name if width is None else wrapped_text(name, width, "/_, -"))
-
-
-def _amount(device: DeviceReport, sample: UsageSample | None, name: str) -> str:
-    return "-" if sample is None or device.is_cpu else usage_text(device, sample, name)
-
-
-def _peak(device: DeviceReport) -> str:
-    peak = device.peak_allocated
-    if peak is None:
-        return "-"
-    return _mark(device, "", is_exact=device.is_peak_certain) + size(peak.allocated_bytes)
 
 
 def _is_lossy(report: Report, device: DeviceReport) -> str:

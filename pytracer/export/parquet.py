@@ -6,7 +6,7 @@ an event.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ from pytracer.errors import optional
 from pytracer.export.texts import frame_text, stack_texts
 from pytracer.reading.files import parse_place
 from pytracer.reading.snapshot import NO_TIME, Column, Snapshot, has_events
+from pytracer.reading.steps import steps_at
 
 ROWS = 1 << 17  # the number of rows in a row group
 
@@ -63,7 +64,7 @@ class _Tables:
         self._snapshot, self._name = snapshot, name
         self._place = parse_place(Path(snapshot.path))
         # The oldest files have no traces: the columns of their tables have no rows.
-        self._devices = [_device(snapshot, i) for i in range(max(len(snapshot.traces), 1))]
+        self._devices = [self._device(i) for i in range(max(len(snapshot.traces), 1))]
         self._stacks = _known(
             stack_texts(snapshot, lambda filename, name, line: f"{filename}:{line} {name}", "\n")
         )
@@ -85,7 +86,7 @@ class _Tables:
     def events(self) -> Iterator[Rows]:
         strings = self._snapshot.strings
         for data in self._devices:
-            trace, step_of = data.trace, self._steps(data)
+            trace = data.trace
             for begin in range(0, max(len(trace), 1), ROWS):
                 rows = slice(begin, begin + ROWS)
                 event = np.arange(begin, min(begin + ROWS, len(trace)))
@@ -93,7 +94,7 @@ class _Tables:
                     **self._origin(data.device, len(event)),
                     "event": event,
                     "time": _times(trace.time_us, event),
-                    "step": step_of(event),
+                    "step": _steps(data, event),
                     "phase": Coded(strings, trace.user_metadata[rows]),
                     "action": Coded(self._snapshot.actions, trace.action[rows]),
                     "address": trace.address[rows],
@@ -107,34 +108,32 @@ class _Tables:
 
     def blocks(self) -> Iterator[Rows]:
         for data in self._devices:
-            blocks, step_of = blocks_of(data), self._steps(data)
+            blocks = blocks_of(data)
             if not self._snapshot.traces or data.contradiction is not None:
                 blocks = blocks.where(np.zeros(0, np.int64))
             for begin in range(0, max(len(blocks), 1), ROWS):
                 rows = np.arange(begin, min(begin + ROWS, len(blocks)))
-                yield self._of_blocks(blocks.where(rows), step_of)
+                yield self._of_blocks(blocks.where(rows))
 
-    def _of_blocks(self, blocks: Blocks, step_of: Callable[[Column], Any]) -> Rows:
-        time_us = blocks.data.trace.time_us
+    def _of_blocks(self, blocks: Blocks) -> Rows:
+        data, time_us = blocks.data, blocks.data.trace.time_us
         life = {name: blocks[f"{name}_event"].astype(np.int64) for name in _LIFE}
         for name, event in life.items():
             life[name] = np.ma.masked_where((event < 0) | (event >= len(time_us)), event)
-        is_older = np.ma.getmaskarray(life["alloc"])
-        step, birth = step_of(blocks["alloc_event"]), blocks["birth_step"]
-        is_told = is_older & (birth != 0)
-        step[is_told] = birth[is_told]
+        is_older, pools = np.ma.getmaskarray(life["alloc"]), len(self._pools)
+        birth_step = blocks["birth_step"].astype(np.int64)
         rules = [rule for _, rule in blocks.column("kind").values]
         modules, path = blocks.column("module_path")
         return {
-            **self._origin(blocks.data.device, len(blocks)),
+            **self._origin(data.device, len(blocks)),
             "address": blocks["address"],
             "size_bytes": np.ma.array(blocks["size_bytes"], mask=~blocks["is_sized"]),
             "requested_bytes": blocks["requested_bytes"],
             "stream": blocks.of_lives("stream"),
-            "pool": _unless(is_older, self._pools, blocks.of_lives("pool")),
+            "pool": Coded([*self._pools, None], np.where(is_older, pools, blocks.of_lives("pool"))),
             **self._stack(blocks["stack"]),
-            "phase": _unless(is_older, self._snapshot.strings, blocks["user_metadata"]),
-            "step": step,
+            "phase": blocks.column("phase"),
+            "step": _steps(data, blocks["alloc_event"], np.where(birth_step, birth_step, -1)),
             **{f"{name}_event": event for name, event in life.items()},
             **{f"{name}_time": _times(time_us, event) for name, event in life.items()},
             "category": blocks.column("category"),
@@ -201,26 +200,13 @@ class _Tables:
             "forward_phase": Coded(self._names, stacks.phase[stack]),
         }
 
-    def _steps(self, data: DeviceData) -> Callable[[Column], Any]:
-        """Return a function from events to their steps."""
-        boundaries, place = data.boundaries, self._place
-        if not boundaries and place.first is not None and place.first == place.last:
-            boundaries = [(place.first, 0)]
-        steps = np.array([0, *(step for step, _ in boundaries)])
-        firsts = np.array([first for _, first in boundaries])
-
-        def step_of(event: Column) -> Any:
-            boundary = np.searchsorted(firsts, event, side="right")
-            return np.ma.array(steps[boundary], mask=boundary == 0)
-
-        return step_of
-
-
-def _device(snapshot: Snapshot, device: int) -> DeviceData:
-    data = device_data(snapshot, device)
-    if len(data.trace) and not has_events(data.trace):  # marks, which change nothing
-        return replace(data, history=replay(snapshot, device))
-    return data
+    def _device(self, device: int) -> DeviceData:
+        data, place = device_data(self._snapshot, device), self._place
+        if len(data.trace) and not has_events(data.trace):  # marks, which change nothing
+            data = replace(data, history=replay(self._snapshot, device))
+        if not data.boundaries and place.first is not None and place.first == place.last:
+            data = replace(data, boundaries=[(place.first, 0)])
+        return data
 
 
 def _known(texts: Iterable[str]) -> list[str | None]:
@@ -228,8 +214,10 @@ def _known(texts: Iterable[str]) -> list[str | None]:
     return [text or None for text in texts]
 
 
-def _unless(is_unknown: Column, texts: Sequence[str], code: Column) -> Coded:
-    return Coded([*texts, None], np.where(is_unknown, len(texts), code))
+def _steps(data: DeviceData, event: Column, before: Column | int = -1) -> Any:
+    """Return the steps of events, masked where they are unknown; `before`: as `steps_at`, or -1."""
+    steps = steps_at(data.boundaries, event, before)
+    return np.ma.array(steps, mask=steps < 0)
 
 
 def _constant(value: int | None, count: int) -> Any:

@@ -23,7 +23,7 @@ from pytracer.reading.files import is_special
 MARK = "_pytracer_fleet.json"  # the file that tells a dataset from other folders
 
 _ROWS = 1 << 16
-_ORDER = [(name, "ascending") for name in ("run", "step", "rank", "source")]
+_ORDER = [(name, "ascending") for name in ("run", "file_step", "rank", "source")]
 
 
 @contextlib.contextmanager

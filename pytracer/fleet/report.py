@@ -1,6 +1,5 @@
 """The report on a run that was collected: DuckDB runs the files in `sql/` on the dataset."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
@@ -16,8 +15,7 @@ BASE = "tables"
 QUERIES = (
     *("processes", "rank_peaks", "peak_groups", "spread", "outliers", "outlier_sites"),
     *("growth_in_files", "growth_traces", "overview", "growth"),
-    *("oom_order", "expected_slots", "missing", "setting_differences"),
-    "phase_imbalance",
+    *("oom_order", "setting_differences"),
 )
 """The tables of a report, in the order in which they are made; each is made by `sql/NAME.sql`."""
 
@@ -26,20 +24,19 @@ WHO_NEEDS = "pytracer fleet report needs"  # optional packages
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 
 
-def fleet_report(table: Path, run: str | None = None, *, ranks: int | None = None) -> FleetReport:
+def fleet_report(table: Path, run: str | None = None) -> FleetReport:
     """Return the report on a run.
 
     Args:
         table: The dataset that `pytracer fleet collect` wrote.
         run: The run; None for the run that was written last.
-        ranks: The number of ranks of the job; None if it is the highest rank of a file and one.
 
     Raises:
         PytracerError: The dataset cannot be read, has no files, or lacks the run.
     """
     with closing(_connect()) as connection:
         run, others = _chosen_run(connection, table, run)
-        connection.execute(_variables(table, run, ranks))
+        connection.execute(_variables(table, run))
         with _reading(table):
             connection.execute(query(BASE))
         for name in QUERIES:
@@ -54,7 +51,7 @@ def query(name: str) -> str:
     return (resources.files("pytracer.fleet") / "sql" / f"{name}.sql").read_text()
 
 
-def script(table: Path, run: str | None = None, ranks: int | None = None) -> str:
+def script(table: Path, run: str | None = None) -> str:
     """Return the SQL of all tables of a report on a run, for DuckDB's own command or notebooks.
 
     Raises:
@@ -62,7 +59,7 @@ def script(table: Path, run: str | None = None, ranks: int | None = None) -> str
     """
     with closing(_connect()) as connection:
         run, _ = _chosen_run(connection, table, run)
-    return "\n".join([_variables(table, run, ranks), *map(query, (BASE, *QUERIES))])
+    return "\n".join([_variables(table, run), *map(query, (BASE, *QUERIES))])
 
 
 def _connect() -> Any:
@@ -103,9 +100,9 @@ def _reading(table: Path) -> Iterator[None]:
         ) from error
 
 
-def _variables(table: Path, run: str | None, ranks: int | None) -> str:
+def _variables(table: Path, run: str | None) -> str:
     """Return the statements that set the variables which the SQL reads."""
-    values = {"dataset": _pattern(table), "run": run, "ranks": ranks}
+    values = {"dataset": _pattern(table), "run": run}
     return "".join(f"SET VARIABLE {name} = {_literal(value)};\n" for name, value in values.items())
 
 
@@ -114,10 +111,8 @@ def _pattern(table: Path) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in str(table.absolute()))
 
 
-def _literal(value: str | int | None) -> str:
-    if value is None:
-        return "NULL"
-    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+def _literal(text: str | None) -> str:
+    return "NULL" if text is None else "'" + text.replace("'", "''") + "'"
 
 
 def _rows(connection: Any, query: str) -> list[Row]:
@@ -127,33 +122,18 @@ def _rows(connection: Any, query: str) -> list[Row]:
 
 
 def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> FleetReport:
-    sites = defaultdict(list)
-    for difference in _rows(connection, "outlier_sites"):
-        sites[difference.process].append(difference)
-    outliers = _rows(connection, "outliers")
-    for outlier in outliers:
-        outlier.sites = sites[outlier.process]
-    overview = _rows(connection, "overview")[0]
-    highest = _rows(
-        connection, "rank_peaks ORDER BY is_cpu, peak_bytes DESC, rank, slot, source LIMIT 1"
-    )
+    names = ("spread", "outliers", "outlier_sites", "growth", "oom_order", "setting_differences")
+    rows = {name: _rows(connection, name) for name in names}
+    highest = "rank_peaks ORDER BY is_cpu, peak_bytes DESC, rank, slot, source LIMIT 1"
     damaged = "processes WHERE error IS NOT NULL ORDER BY step, rank, source"
     return FleetReport(
         table=str(table),
         run=run,
         other_runs=others,
-        observed_ranks=max(overview.traced_ranks, overview.stepped_ranks),
-        expects_files=bool(_rows(connection, "expected_slots")),
         answers=[],
         commands=[],
-        overview=overview,
-        worst=highest[0] if highest else None,
-        spread=_rows(connection, "spread"),
-        outliers=outliers,
-        growth=_rows(connection, "growth"),
-        ooms=_rows(connection, "oom_order"),
-        phases=_rows(connection, "phase_imbalance"),
-        settings=_rows(connection, "setting_differences"),
-        missing=_rows(connection, "missing"),
+        overview=_rows(connection, "overview")[0],
+        worst=next(iter(_rows(connection, highest)), None),
         damaged=_rows(connection, damaged),
+        **rows,
     )

@@ -19,7 +19,7 @@ class Answer:
     """The answer to one question about a run.
 
     Attributes:
-        topic: "ooms", "peaks", "growth", "phases", "settings", "missing" or "damaged".
+        topic: "ooms", "peaks", "growth", "settings" or "damaged".
         verdict: "found": there is something to look at; "none": there is not; "unknown": the files
             do not tell, and `text` has the reason.
         text: The answer, one or more sentences.
@@ -51,37 +51,35 @@ class FleetReport:
         table: The dataset, or the directory whose files were read for the report.
         run: The run.
         other_runs: The other runs of the dataset.
-        observed_ranks: The number of ranks with enough steps to see growth.
-        expects_files: Whether some kind of file is from most ranks, so that a rank can be missing.
         answers: The answers, the most urgent first.
         commands: Commands to look further.
         overview: What was collected: the row of `overview`.
         worst: The highest peak anywhere, a row of `rank_peaks`; None if there is none.
         spread: The peaks of the ranks by slot: `spread`.
-        outliers: The ranks that use more or less memory than the others: `outliers`, and `sites`,
-            the call sites by which each differs, the largest first: `outlier_sites`.
+        outliers: The ranks that use more or less memory than the others: `outliers`.
+        outlier_sites: The call sites by which each differs, the largest first: `outlier_sites`.
         growth: The call sites whose memory grows: `growth`.
-        ooms: The out-of-memory errors in order of time: `oom_order`.
-        phases: The imbalance by phase, the largest difference first: `phase_imbalance`.
-        settings: The values of settings that differ between ranks: `setting_differences`.
-        missing: The ranks that lack files: `missing`.
+        oom_order: The out-of-memory errors in order of time: `oom_order`.
+        setting_differences: The values of settings that differ between ranks:
+            `setting_differences`.
         damaged: The files that could not be read: rows of `processes`.
     """
 
     table: str
     run: str | None
     other_runs: list[str]
-    observed_ranks: int
-    expects_files: bool
     answers: list[Answer]
     commands: list[Command]
     overview: Row
     worst: Row | None
     spread: list[Row]
     outliers: list[Row]
+    outlier_sites: list[Row]
     growth: list[Row]
-    ooms: list[Row]
-    phases: list[Row]
-    settings: list[Row]
-    missing: list[Row]
+    oom_order: list[Row]
+    setting_differences: list[Row]
     damaged: list[Row]
+
+    def sites_of(self, outlier: Row) -> list[Row]:
+        """Return the call sites by which an outlier differs, the largest first."""
+        return [site for site in self.outlier_sites if site.process == outlier.process]

@@ -28,9 +28,7 @@ def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Comman
         "ooms": _ooms,
         "peaks": _peaks,
         "growth": _growth,
-        "phases": _phases,
         "settings": _settings,
-        "missing": _missing,
         "damaged": _damaged,
     }
     answers = [Answer(topic, *answer(report)) for topic, answer in questions.items()]
@@ -39,17 +37,17 @@ def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Comman
 
 
 def _ooms(report: FleetReport) -> tuple[Verdict, str]:
-    if not report.ooms:
+    if not report.oom_order:
         if not report.overview.processes:
             return "unknown", "Whether a rank ran out of memory is unknown."
         return "none", "The files have no out-of-memory error."
-    first = report.ooms[0]
-    ranks = list(dict.fromkeys(oom.process for oom in report.ooms))
+    first = report.oom_order[0]
+    ranks = list(dict.fromkeys(oom.process for oom in report.oom_order))
     text = f"{number(len(ranks), 'rank')} ran out of memory"
-    if len(report.ooms) > len(ranks):
-        text += f", {len(report.ooms):,} times in all"
+    if len(report.oom_order) > len(ranks):
+        text += f", {len(report.oom_order):,} times in all"
     where = "" if first.step is None else f" in step {first.step:,}"
-    doubt = _rival(report.ooms)
+    doubt = _rival(report.oom_order)
     if doubt is not None:
         text += (
             f". Can't tell which was the first, because {doubt.process} failed {doubt.after_s:.3g} "
@@ -105,8 +103,9 @@ def _peaks(report: FleetReport) -> tuple[Verdict, str]:
 def _explained(report: FleetReport) -> Iterator[str]:
     grows = {(process, growth.site) for growth in report.growth for process in growth.processes}
     by_reason: dict[tuple[str | None, bool, bool, str], list[Row]] = defaultdict(list)
+    sites_of = {outlier.process: report.sites_of(outlier) for outlier in report.outliers}
     for outlier in report.outliers:
-        main = outlier.sites[0] if outlier.sites and outlier.sites[0].share >= 0.5 else None
+        main = next((each for each in sites_of[outlier.process][:1] if each.share >= 0.5), None)
         site = None if main is None else main.site
         does_grow = main is not None and (outlier.process, main.site) in grows
         is_lasting = does_grow or 2 * outlier.slots >= outlier.of_slots
@@ -127,10 +126,10 @@ def _explained(report: FleetReport) -> Iterator[str]:
         if does_grow:
             text += f", by the growth at {site_text(site)}"
         elif site is not None:
-            is_all = all(each.sites[0].share >= 0.9 for each in outliers)
+            is_all = all(sites_of[each.process][0].share >= 0.9 for each in outliers)
             text += f", {'' if is_all else 'most of it '}by {site_text(site)}"
         else:
-            several = [site_text(each.site) for each in outliers[0].sites[:2]]
+            several = [site_text(each.site) for each in sites_of[outliers[0].process][:2]]
             text += f", by several call sites, such as {' and '.join(several)}" if several else ""
         yield sentence(f"{text}.")
 
@@ -163,42 +162,27 @@ def _growth(report: FleetReport) -> tuple[Verdict, str]:
             f"Can't tell whether memory leaks, because too few steps were collected: it grew at "
             f"{site_text(maybe.site)} on {maybe.ranks:,} of {maybe.of_ranks:,} ranks."
         )
-    if not report.observed_ranks:
+    observed_ranks = max(report.overview.traced_ranks, report.overview.stepped_ranks)
+    if not observed_ranks:
         return "unknown", (
             "Can't tell whether memory grows, because no rank has files of four steps, or a trace "
             "with enough steps."
         )
-    return "none", f"Memory does not grow on {number(report.observed_ranks, 'rank')}."
-
-
-def _phases(report: FleetReport) -> tuple[Verdict, str]:
-    phases = [phase for phase in report.phases if phase.phase]
-    if not phases:
-        return "unknown", "Can't compare phases: no phase was recorded on two ranks."
-    uneven = next((phase for phase in phases if phase.process is not None), None)
-    if uneven is not None:
-        return "found", (
-            f"The ranks differ most in phase {uneven.phase}: {uneven.process} peaks at "
-            f"{size(uneven.most_bytes)} {in_slot(uneven.slot)}, {uneven.imbalance:.3g} times the "
-            f"median of {size(uneven.median_bytes)}."
-        )
-    return "none", (
-        f"No rank stands out in a phase; the ranks differ most in phase {phases[0].phase}, by "
-        f"{size(phases[0].most_bytes - phases[0].median_bytes)} above the median."
-    )
+    return "none", f"Memory does not grow on {number(observed_ranks, 'rank')}."
 
 
 def _settings(report: FleetReport) -> tuple[Verdict, str]:
-    if not report.settings:
+    if not report.setting_differences:
         if not report.overview.processes:
             return "unknown", "The settings of the ranks are unknown."
         if report.overview.processes == 1:
             return "unknown", "Can't compare settings: there is only one rank."
         return "none", "All ranks have the same settings."
-    usual = {(each.scope, each.key): each.value for each in report.settings if each.is_usual}
+    differing = report.setting_differences
+    usual = {(each.scope, each.key): each.value for each in differing if each.is_usual}
     by_ranks: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     split = []
-    for each in told_settings(report.settings):
+    for each in told_settings(differing):
         if (each.scope, each.key) not in usual:
             split.append(each.key)
         elif not each.is_usual:
@@ -219,37 +203,6 @@ def _settings(report: FleetReport) -> tuple[Verdict, str]:
     return "found", "Settings differ. " + " ".join(parts)
 
 
-def _missing(report: FleetReport) -> tuple[Verdict, str]:
-    if not report.expects_files:
-        return "unknown", (
-            "Can't tell which ranks have no file, because no kind of file is from most ranks. By "
-            "default, only rank 0 writes files of steps and of the end."
-        )
-    absent = [each for each in report.missing if each.has_none]
-    partly = [each for each in report.missing if not each.has_none and each.reason is None]
-    ended = [each for each in report.missing if not each.has_none and each.reason is not None]
-    parts = []
-    if absent:
-        verb = "has" if len(absent) == 1 else "have"
-        parts.append(f"{_ranks(absent)} {verb} no file.")
-    if partly:
-        slots = named(list(dict.fromkeys(slot for each in partly for slot in each.slots)))
-        verb = "lacks" if len(partly) == 1 else "lack"
-        parts.append(f"{_ranks(partly)} {verb} files: {slots}.")
-    if ended:
-        verb = "has" if len(ended) == 1 else "have"
-        parts.append(f"{number(len(ended), 'rank')} {verb} no files after the out-of-memory error.")
-    if absent or partly:
-        return "found", " ".join(parts)
-    return "none", " ".join(
-        ["No other rank is missing." if ended else "No rank is missing.", *parts]
-    )
-
-
-def _ranks(missing: Sequence[Row]) -> str:
-    return sentence(named([f"{each.role} rank {each.rank}".strip() for each in missing]))
-
-
 def _damaged(report: FleetReport) -> tuple[Verdict, str]:
     if not report.damaged:
         return "none", "All files could be read."
@@ -261,8 +214,8 @@ def _damaged(report: FleetReport) -> tuple[Verdict, str]:
 
 
 def _commands(report: FleetReport) -> Iterator[Command]:
-    if report.ooms:
-        first = report.ooms[0]
+    if report.oom_order:
+        first = report.oom_order[0]
         why = f"Explains the out-of-memory error of {first.process}."
         yield _command("show", why, first.source)
     for outlier in report.outliers[:1]:

@@ -1,24 +1,32 @@
-"""The tables that `pytracer fleet collect` writes: their columns, kinds and meanings.
+"""The tables that `pytracer fleet collect` writes: what `pytracer show --json` says, as rows.
 
+A table has the attributes of one or several classes as columns; the docstrings of these classes
+have their meanings. An attribute of an attribute has the names of both, as `lost_overwritten` has
+`DeviceReport.lost.overwritten`, and a word between them once: `peak_allocated_bytes`.
 `docs/reference/fleet-tables.md` and `.json` are generated from this module.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, NamedTuple, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, NamedTuple, TypedDict, get_args, get_origin, get_type_hints
 
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.report import Counts, DeviceReport, Lost, Outside
+from pytracer.analysis.report import DeviceReport
 from pytracer.analysis.steps_and_phases import Phase, Step
-from pytracer.analysis.usage import UsageSample
 from pytracer.errors import optional
 from pytracer.export.parquet import PYARROW
+from pytracer.export.texts import frame_text
+from pytracer.reading.metadata import FileMetadata
+from pytracer.reading.snapshot import Frame
 
-SCHEMA_VERSION = "3.0"
+SCHEMA_VERSION = "4.0"
 """The version of the tables: a minor version adds columns, a major one changes a meaning."""
 
 # The most rows of a file in a table.
-MOST_SITES = 100  # of a moment of a device, without the row of the others
+MOST_GROUPS = 100  # by one key at a moment of a device, without the row of the others
 MOST_STEPS = 2048  # of a device
 MOST_PHASES = 200  # of a device
 MOST_OOMS = 100  # of a device
@@ -32,206 +40,234 @@ Row = dict[str, Any]  # a row of a table. A column that it lacks is null
 ArrowTables = dict[str, Any]  # the rows of a file in each table that has any, as Arrow tables
 
 
-class Field(NamedTuple):
-    """A column of a table."""
+class OfFile(TypedDict):
+    """The columns of every table.
 
-    kind: str  # "text", "int64", "int32", "float64" or "bool"
-    meaning: str  # the description for the documentation; of an attribute, what comes before it
-    attribute: tuple[type, str] | None = None  # of a class, whose docstring has the meaning
+    Attributes:
+        run: The run: `--run`, or else the folder that the files are in.
+        file_step: The step of the file: the last step of its window, or else the step in which it
+            was written.
+        rank: The rank, from the file's metadata, or else from its name.
+        source: The path or the URL of the file.
+    """
 
-
-class Table(NamedTuple):
-    """A table of the dataset."""
-
-    meaning: str  # what one row is, and the most rows that a file has
-    fields: dict[str, Field]  # the columns, by name, in their order
-
-
-_KEY = {
-    "run": Field("text", "the run: `--run`, or else the folder that the files are in"),
-    "step": Field(
-        "int64",
-        "the step of the file: the last step of its window, or else the step in which it was "
-        "written",
-    ),
-    "rank": Field("int32", "the rank, from the file's metadata, or else from its name"),
-    "source": Field("text", "the path or the URL of the file"),
-}
-_DEVICE = {
-    **_KEY,
-    "device": Field("int32", "the device's index in the file"),
-    "device_name": Field("text", "the device's name, such as `cuda:0`"),
-}
-_SITE = {
-    "site": Field("text", "the call site, as `file:line function`"),
-    "filename": Field("text", "the call site's file"),
-    "line": Field("int32", "the call site's line"),
-    "function": Field("text", "the call site's function"),
-}
-_CALLERS = Field(
-    "text",
-    "up to three callers in the program that most of the bytes have, innermost first, joined by "
-    "` <- `",
-)
+    run: str
+    file_step: int
+    rank: int
+    source: str
 
 
-_AT_PEAK, _AT_END = "At the peak: ", "At the end: "
+class OfDevice(TypedDict):
+    """The columns of every table of devices.
+
+    Attributes:
+        device: The device's index in the file.
+        device_name: The device's name, such as `cuda:0`.
+    """
+
+    device: int
+    device_name: str
 
 
-def _bytes(meaning: str) -> Field:
-    return Field("int64", meaning)
+class File(TypedDict):
+    """A file, next to its metadata.
+
+    Attributes:
+        folder: The folder that holds the files of the run.
+        kind: `oom` or `step`, as the file says; else `exit`, `step`, `oom` or `demand`, by its
+            name; empty if the name has none.
+        first_step, last_step: The first and the last step of the file's window.
+        backend: `cuda`, `npu` or `cpu`; an accelerator comes first.
+        file_bytes: The size of the file.
+        modified_ns: When the file was modified, in ns since the epoch.
+        devices: The number of devices that were used.
+        events: The number of events of all devices.
+        is_oom: Whether the file was written because memory ran out.
+        error: Why the file could not be read; null if it was read.
+    """
+
+    folder: str
+    kind: str
+    first_step: int
+    last_step: int
+    backend: str
+    file_bytes: int
+    modified_ns: int
+    devices: int
+    events: int
+    is_oom: bool
+    error: str
 
 
-def _of(source: type, names: str, prefix: str = "", when: str = "") -> dict[str, Field]:
-    """Return columns that have the types and the meanings of attributes of a class."""
-    hints, found = get_type_hints(source), {}
-    for name in names.split():
-        kinds = {int: "int64", float: "float64", bool: "bool"}
-        kind = kinds.get((*get_args(hints[name]), hints[name])[0], "text")
-        found[prefix + name] = Field(kind, when, (source, name))
+class HeldMemory(TypedDict):
+    """The memory that a call site, a category or a module held at a moment.
+
+    Attributes:
+        moment: `peak`, `end`, or `oom`: the last out-of-memory error.
+        by: What the rows of a moment differ in: `line`, `category` or `module`.
+        name: The call site as `file:line function`, the category or the module; null if unknown.
+        is_others: Whether this row sums up those without their own row.
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        blocks: The number of blocks.
+        groups: The number of call sites, categories or modules: 1, or more for the others.
+        largest_group_bytes: The bytes of the largest of them: one that has no row is not larger
+            than that of the others.
+    """
+
+    moment: str
+    by: str
+    name: str
+    is_others: bool
+    size_bytes: int
+    requested_bytes: int
+    blocks: int
+    groups: int
+    largest_group_bytes: int
+
+
+class Explained(TypedDict):
+    """What `pytracer show` says of an out-of-memory error; of the last one of a device.
+
+    Attributes:
+        is_last: Whether it is the last in the trace of the device.
+        verdict: The first verdict.
+        verdicts: All verdicts, joined by commas.
+        explanation: The figures that decided.
+        what: What happened, in sentences.
+    """
+
+    is_last: bool
+    verdict: str
+    verdicts: str
+    explanation: str
+    what: str
+
+
+class Leak(TypedDict):
+    """Where memory grew.
+
+    Attributes:
+        site: The call site, as `file:line function`.
+        callers: Up to three callers in the program, innermost first, joined by ` <- `.
+        unit: As `leak_unit` in `devices`.
+    """
+
+    site: str
+    callers: str
+    unit: str
+
+
+class Setting(TypedDict):
+    """A setting.
+
+    Attributes:
+        scope: `allocator`: a key of the allocator's variable; `reported`: a value that torch
+            reports; `recording`: an option or a version; `metadata`: a key of the option
+            `metadata`.
+        key: The name of the setting.
+        value: Its value; JSON if it is not a text.
+    """
+
+    scope: str
+    key: str
+    value: str
+
+
+class Column(NamedTuple):
+    """A column of a table: an attribute of a class, whose docstring has the meaning."""
+
+    kind: str  # "text", "int64", "float64" or "bool"
+    source: type
+    attribute: str
+
+
+_KINDS = {str: "text", Frame: "text", int: "int64", float: "float64", bool: "bool"}
+
+
+def _columns(source: type, prefix: str = "") -> Iterator[tuple[str, Column]]:
+    for attribute, hint in get_type_hints(source).items():
+        name = _joined(prefix, attribute)
+        kind = get_args(hint)[0] if get_origin(hint) is UnionType else hint
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            yield from _columns(kind, name)
+        elif kind in _KINDS or get_origin(kind) is Literal:
+            yield name, Column(_KINDS.get(kind, "text"), source, attribute)
+
+
+def row_of(value: Any, prefix: str = "") -> Row:
+    """Return the attributes of an object as columns; those that are lists are in other tables."""
+    found: Row = {}
+    for attribute, item in vars(value).items():
+        name = _joined(prefix, attribute)
+        if is_dataclass(item):
+            found |= row_of(item, name)
+        else:
+            found[name] = frame_text(item) if isinstance(item, Frame) else item
     return found
+
+
+def _joined(prefix: str, attribute: str) -> str:
+    """Return the name of a column; a word in which the names would meet is there once."""
+    first = attribute.partition("_")[0]
+    if prefix in ("", first):
+        return attribute
+    return f"{prefix.removesuffix(f'_{first}')}_{attribute}"
+
+
+class Table:
+    """A table of the dataset.
+
+    Attributes:
+        meaning: What one row is, and the most rows that a file has.
+        columns: The columns by their names, in their order.
+    """
+
+    def __init__(self, meaning: str, *sources: type, is_of_device: bool = True, **inner: type):
+        """Make a table of the attributes of classes; those of `inner` have a prefix."""
+        self.meaning = meaning
+        self.columns: dict[str, Column] = {}
+        keys = (OfFile, OfDevice) if is_of_device else (OfFile,)
+        named = [*(("", source) for source in (*keys, *sources)), *inner.items()]
+        for prefix, source in named:
+            for name, column in _columns(source, prefix):
+                self.columns.setdefault(name, column)
 
 
 TABLES = {
     "files": Table(
-        "One row for each file, readable or not.",
-        {
-            **_KEY,
-            "folder": Field("text", "the folder that holds the files of the run"),
-            "kind": Field(
-                "text",
-                "`oom` or `step`, as the file says; else `exit`, `step`, `oom` or `demand`, by its "
-                "name; empty if the name has none",
-            ),
-            "first_step": Field("int64", "the first step of the file's window"),
-            "last_step": Field("int64", "the last step of the file's window"),
-            "file_phase": Field("text", "the phase of a file with the events of one phase"),
-            "role": Field("text", "the option `role`"),
-            "host": Field("text", "the host that wrote the file"),
-            "pid": Field("int64", "the process that wrote the file"),
-            "backend": Field("text", "`cuda`, `npu` or `cpu`; an accelerator comes first"),
-            "torch": Field("text", "the version of torch"),
-            "torch_npu": Field("text", "the version of torch_npu"),
-            "python": Field("text", "the version of Python"),
-            "pytracer": Field("text", "the version of pytracer that wrote the file"),
-            "written_ns": Field("int64", "when the file was written, in ns since the epoch"),
-            "file_bytes": _bytes("the size of the file"),
-            "modified_ns": Field("int64", "when the file was modified, in ns since the epoch"),
-            "devices": Field("int32", "the number of devices that were used"),
-            "events": Field("int64", "the number of events of all devices"),
-            "is_oom": Field("bool", "whether the file was written because memory ran out"),
-            "error": Field("text", "why the file could not be read; null if it was read"),
-        },
+        "One row for each file, readable or not.", File, FileMetadata, is_of_device=False
     ),
-    "peaks": Table(
-        "One row for each device of a file that was used.",
-        {
-            **_DEVICE,
-            **_of(DeviceReport, "is_cpu events first_us last_us contradiction only_phase"),
-            **_of(Lost, "overwritten unknown_frees live_dropped before_bytes exact_from"),
-            **_of(UsageSample, "allocated_bytes event time_us step phase", "peak_", _AT_PEAK),
-            **_of(UsageSample, "requested_bytes active_bytes", "peak_", _AT_PEAK),
-            "reserved_at_peak_bytes": _bytes("the reserved bytes at the peak"),
-            "fragmentation_at_peak_bytes": _bytes("reserved minus allocated bytes at the peak"),
-            **_of(DeviceReport, "is_peak_certain"),
-            "peak_reserved_bytes": _bytes("the largest number of reserved bytes"),
-            **_of(UsageSample, "allocated_bytes active_bytes requested_bytes", "end_", _AT_END),
-            **_of(UsageSample, "reserved_bytes largest_free_bytes", "end_", _AT_END),
-            **_of(UsageSample, "inactive_split_bytes", "end_", _AT_END),
-            **_of(Outside, "total_bytes free_bytes process_bytes outside_bytes others_bytes"),
-            **_of(Counts, "allocs frees device_allocs device_frees ooms retries"),
-            **_of(DeviceLeaks, "verdict reason unit first last observed", "leak_"),
-            **_of(DeviceLeaks, "begin_bytes end_bytes bytes_per_step", "leak_"),
-            **_of(DeviceLeaks, "available_bytes exhausted_step"),
-        },
+    "devices": Table(
+        "One row for each device of a file that was used.", DeviceReport, leak=DeviceLeaks
     ),
-    "sites": Table(
-        "The memory held at a moment, by call site, category and phase of the allocation. The rows "
-        "of a source, device and moment add up to the active bytes of the moment. A moment has at "
-        f"most {MOST_SITES} rows, the largest, and one row for the others.",
-        {
-            **_DEVICE,
-            "moment": Field("text", "`peak`, `end`, or `oom`: the last out-of-memory error"),
-            "is_others": Field("bool", "whether this row sums up the groups without their own row"),
-            **_SITE,
-            "callers": _CALLERS,
-            "category": Field("text", "what memory was for; null if the file has no owners"),
-            "phase": Field("text", "the phase of the allocation; empty for none, null if unknown"),
-            "size_bytes": _bytes("the bytes that the allocator gave the blocks"),
-            "requested_bytes": _bytes("the bytes that the program requested"),
-            "blocks": Field("int64", "the number of blocks"),
-            "groups": Field("int64", "the number of groups in this row: 1, or more for the others"),
-            "largest_group_bytes": _bytes(
-                "the bytes of the largest group in this row: a group that has no row is not larger "
-                "than that of the others"
-            ),
-        },
+    "held": Table(
+        "Who held memory at a moment, by call site, by category and by module. The rows of a "
+        "source, device, moment and `by` add up to the active bytes of the moment. They are at "
+        f"most {MOST_GROUPS}, the largest, and one row for the others.",
+        HeldMemory,
     ),
     "steps": Table(
-        f"One row for each step in the trace of a file: at most the last {MOST_STEPS:,}.",
-        {
-            **_DEVICE,
-            "number": Field("int64", "the step's number; null before the first known step"),
-            **_of(Step, "begins_in_trace begin_bytes end_bytes peak_bytes fragmentation_bytes"),
-            **_of(Step, "peak_reserved_bytes allocations allocations_bytes"),
-            **_of(Step, "device_allocs device_frees is_exact"),
-        },
+        f"One row for each step in the trace of a file: at most the last {MOST_STEPS:,}.", Step
     ),
     "phases": Table(
         f"One row for each phase of a file: at most {MOST_PHASES}, those with the largest peaks.",
-        {
-            **_DEVICE,
-            **_of(Phase, "phase at_peak_bytes peak_bytes fragmentation_bytes"),
-            **_of(Phase, "peak_reserved_bytes end_bytes allocations allocations_bytes is_exact"),
-        },
+        Phase,
     ),
     "ooms": Table(
         f"One row for each out-of-memory error in a file: at most the last {MOST_OOMS} of a "
         "device.",
-        {
-            **_DEVICE,
-            "number": Field("int32", "its number in the trace of the device, from 1"),
-            "is_last": Field("bool", "whether it is the last in the trace of the device"),
-            "oom_step": Field("int64", "the step of the allocation that failed"),
-            **_of(OutOfMemory, "event time_us phase requested_bytes segment_bytes"),
-            **_of(OutOfMemory, "device_free_bytes available_bytes limit_bytes"),
-            **_of(OutOfMemory, "free_in_segments_bytes elsewhere_bytes"),
-            "allocated_bytes": _bytes("the allocated bytes at that time"),
-            "reserved_bytes": _bytes("the reserved bytes at that time"),
-            **_SITE,
-            "verdict": Field("text", "the first verdict of `pytracer show`; of the last one"),
-            "verdicts": Field("text", "all verdicts, joined by commas; of the last one"),
-            "explanation": Field("text", "the figures that decided; of the last one"),
-            "what": Field("text", "what happened, in sentences; of the last one"),
-        },
+        OutOfMemory,
+        Explained,
     ),
     "leaks": Table(
         "One row for each call site whose memory grew in the trace of a file: at most "
         f"{MOST_LEAKS} of a device, leaks first. `pytracer show --leaks` describes the search.",
-        {
-            **_DEVICE,
-            **_of(Growth, "verdict reason kind"),
-            **_SITE,
-            "callers": _CALLERS,
-            **_of(Growth, "phase bytes_per_step least_bytes_per_step most_bytes_per_step"),
-            **_of(Growth, "growths period_steps first_step is_older held_bytes blocks"),
-            "unit": Field("text", "as `leak_unit` in `peaks`"),
-        },
+        Growth,
+        Leak,
     ),
-    "settings": Table(
-        "One row for each setting of a file.",
-        {
-            **_KEY,
-            "scope": Field(
-                "text",
-                "`allocator`: a key of the allocator's variable; `reported`: a value that torch "
-                "reports; `recording`: an option of pytracer; `version`; `metadata`: a key of the "
-                "option `metadata`",
-            ),
-            "key": Field("text", "the name of the setting"),
-            "value": Field("text", "its value; JSON if it is not a text"),
-        },
-    ),
+    "settings": Table("One row for each setting of a file.", Setting, is_of_device=False),
 }
 """Every table, by name."""
 
@@ -245,17 +281,12 @@ def pyarrow() -> Any:
 def arrow_schema(table: str) -> Any:
     """Return the Arrow schema of a table."""
     pa = pyarrow()
-    kinds = {"text": "string", "bool": "bool_"}
-    return pa.schema(
-        {
-            name: getattr(pa, kinds.get(field.kind, field.kind))()
-            for name, field in TABLES[table].fields.items()
-        },
-        metadata={"pytracer_fleet": SCHEMA_VERSION},
-    )
+    kinds = {"text": pa.string(), "bool": pa.bool_(), "int64": pa.int64(), "float64": pa.float64()}
+    fields = {name: kinds[column.kind] for name, column in TABLES[table].columns.items()}
+    return pa.schema(fields, metadata={"pytracer_fleet": SCHEMA_VERSION})
 
 
-def arrow_tables(rows: dict[str, list[Row]]) -> ArrowTables:
+def arrow_tables(rows: Mapping[str, list[Row]]) -> ArrowTables:
     """Return the rows of each table that has any."""
     found = {}
     for table, of_table in rows.items():

@@ -31,8 +31,8 @@ def difference_of(run: OpenFile, baseline: OpenFile) -> dict[str, Any]:
     sentences += (f"{note}." for note in device.notes)
     sentences += [f"Compared at the end, not at the peaks: {why}" for why in device.reasons]
     return {
-        "rows": _rows(device.sites),
-        "modules": _rows(device.modules),
+        "rows": _rows(device.changes["line"]),
+        "modules": _rows(device.changes["module"]),
         "sentence": shortened(printable(" ".join(filter(None, sentences))), MOST_OF_LINE),
         "curves": _curves(_named(baseline, device.before), _named(run, device.after)),
     }

@@ -64,8 +64,19 @@ class Page:
         Raises:
             PytracerError: The file cannot be written, or exists and is not a page of pytracer.
         """
-        content = self.html()
-        write_page(Path(path), content, f'id="{_PAGE_ID}"', "pytracer")
+        content, path = self.html(), Path(path)
+        try:
+            if path.is_file():
+                with open(path, "rb") as file:
+                    if f'id="{_PAGE_ID}"'.encode() not in file.read(_HEAD_BYTES):
+                        raise PytracerError(
+                            f"{path} exists and is not a page of pytracer: give another name, or "
+                            "remove it"
+                        )
+        except OSError as error:
+            raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+        with open_output(path) as file:
+            file.write(content)
         return len(content)
 
     def __repr__(self) -> str:
@@ -128,23 +139,3 @@ def _line(text: str) -> str:
 
 def _data_id(index: int) -> str:
     return f"pytracer-data-{index}"
-
-
-def write_page(path: Path, content: bytes, mark: str, maker: str) -> None:
-    """Write an HTML file. Only one that has `mark`, by which `maker` knows it, is overwritten.
-
-    Raises:
-        PytracerError: The file cannot be written, or exists and has no such mark.
-    """
-    try:
-        if path.is_file():
-            with open(path, "rb") as file:
-                if mark.encode() not in file.read(_HEAD_BYTES):
-                    raise PytracerError(
-                        f"{path} exists and is not a page of {maker}: give another name, or remove "
-                        "it"
-                    )
-    except OSError as error:
-        raise PytracerError(f"cannot write {path}: {error.strerror}") from error
-    with open_output(path) as file:
-        file.write(content)

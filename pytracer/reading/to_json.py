@@ -7,7 +7,7 @@ from typing import Any
 
 from pytracer.reading.metadata import FileMetadata
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version of all JSON that commands write.
 
 It is raised when keys are removed or change their meaning, not when keys are added.

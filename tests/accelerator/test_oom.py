@@ -175,9 +175,12 @@ def test_whether_it_was_fragmentation(backend: str, tmp_path: Path, is_fragmente
     assert oom.free_in_segments_bytes == oom.sample.reserved_bytes - oom.sample.active_bytes
     assert oom.elsewhere_bytes == used
     # AND the sites are those at the out-of-memory, not at the peak
-    (site,) = device.sites_at_oom or []
+    at_oom, at_peak = (device.held_by("line", moment) for moment in ("oom", "peak"))
+    assert at_oom is not None
+    assert at_peak is not None
+    (site,) = at_oom.groups
     assert (site.count, site.requested_bytes) == (4, 4 * 45 * MIB)
-    assert sum(site.requested_bytes for site in device.sites) == 4 * 80 * MIB
+    assert sum(site.requested_bytes for site in at_peak.groups) == 4 * 80 * MIB
     assert len(held) == 4
 
 

@@ -12,10 +12,9 @@ from torch import nn
 import pytracer
 from pytracer import text
 from pytracer.analysis import explain
-from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.diff.compare import compare
 from pytracer.analysis.diff.summaries import summarise
-from pytracer.analysis.groups import who_holds
+from pytracer.analysis.groups import Group, who_holds
 from pytracer.analysis.report import DeviceReport, stats
 from pytracer.reading.reader import load
 
@@ -42,11 +41,20 @@ def report(path: Path) -> DeviceReport:
     return device
 
 
-def by_name(categories: list[CategoryUsage]) -> dict[str, CategoryUsage]:
-    assert len({usage.category for usage in categories}) == len(categories)
-    sizes = [usage.size_bytes for usage in categories]
+def by_name(report: DeviceReport, moment: str) -> dict[str | None, Group]:
+    held = report.held_by("category", moment)
+    assert held is not None
+    sizes = [group.size_bytes for group in held.groups]
     assert sizes == sorted(sizes, reverse=True)
-    return {usage.category: usage for usage in categories}
+    found = {group.category: group for group in held.groups}
+    assert len(found) == len(sizes)
+    return found
+
+
+def owned(report: DeviceReport, moment: str, category: str) -> list[Group]:
+    held = report.held_by("owner", moment)
+    assert held is not None
+    return [each for each in held.groups if each.category == category and each.owner is not None]
 
 
 def test_the_end_has_the_categories_of_the_blocks(path: Path, report: DeviceReport) -> None:
@@ -59,67 +67,59 @@ def test_the_end_has_the_categories_of_the_blocks(path: Path, report: DeviceRepo
             sizes[block["category"]] += block["size"]
             blocks[block["category"]] += 1
     # THEN the report has the same sums
-    assert report.categories is not None
-    found = by_name(report.categories.at_end)
+    found = by_name(report, "end")
     assert {name: usage.size_bytes for name, usage in found.items()} == sizes
     assert {name: usage.count for name, usage in found.items()} == blocks
     assert sum(sizes.values()) == report.end.active_bytes
     # AND the owners add up, the largest first
     state = found["optimizer_state"]
-    assert sum(owner.size_bytes for owner in state.owners) == state.size_bytes
-    assert state.owners[0].size_bytes == 64 * 64 * 4
-    assert state.owners[0].name.endswith("0.weight")
-    assert found["unknown"].owners == []
+    owners = owned(report, "end", "optimizer_state")
+    assert sum(owner.size_bytes for owner in owners) == state.size_bytes
+    assert owners[0].size_bytes == 64 * 64 * 4
+    assert str(owners[0].owner).endswith("0.weight")
+    assert owned(report, "end", "unknown") == []
 
 
 def test_the_peak_has_the_categories_of_blocks_that_stayed(report: DeviceReport) -> None:
-    assert report.categories is not None
-    assert report.categories.at_peak is not None
     assert report.peak_allocated is not None
-    found = by_name(report.categories.at_peak)
+    found = by_name(report, "peak")
     total = sum(usage.size_bytes for usage in found.values())
     assert total == report.peak_allocated.active_bytes
     # All parameters existed at the peak, and the activations were freed later, in backward.
     parameters = 4 * (64 * 64 + 64) * 4
     assert found["parameter"].size_bytes == parameters
     assert found["activation"].size_bytes >= 4 * 512 * 64 * 4
-    assert found["activation"].owners == []
+    assert owned(report, "peak", "activation") == []
 
 
 def test_a_file_without_a_trace_has_the_end(path: Path) -> None:
     content = pickle.loads(path.read_bytes())
     content["device_traces"] = [[]]
     (device,) = stats(load(pickle.dumps(content, protocol=4))).devices
-    assert device.categories is not None
-    assert device.categories.at_peak is None
-    assert by_name(device.categories.at_end)["parameter"].count == 8
+    assert device.held_by("category", "peak") is None
+    assert by_name(device, "end")["parameter"].count == 8
 
 
 def test_groups_are_those_of_the_report(path: Path, report: DeviceReport) -> None:
-    assert report.categories is not None
     snapshot = load(path)
-    for at, expected in (("end", report.categories.at_end), ("peak", report.categories.at_peak)):
-        # WHEN memory is grouped by category, THEN the groups are the categories
-        (held,) = who_holds(snapshot, at=at, by="category")
-        assert expected is not None
-        assert [(group.category, group.size_bytes, group.count) for group in held.groups] == [
-            (usage.category, usage.size_bytes, usage.count) for usage in expected
-        ]
-        # AND by owner, each owner has a group, and what has no owner has its category
+    for at in ("end", "peak"):
+        for by in ("line", "category", "owner"):
+            assert who_holds(snapshot, at=at, by=by) == [report.held_by(by, at)]
+        # AND what has no owner has its category
+        categories = by_name(report, at)
         (held,) = who_holds(snapshot, at=at, by="owner")
-        owners = {
-            (usage.category, o.name): o.size_bytes for usage in expected for o in usage.owners
-        }
-        found = {(group.category, group.owner): group.size_bytes for group in held.groups}
-        assert {key: size for key, size in found.items() if key[1] is not None} == owners
-        assert sum(found.values()) == sum(usage.size_bytes for usage in expected)
-        assert held.active_bytes == sum(usage.size_bytes for usage in expected)
+        sizes: Counter[str | None] = Counter()
+        for group in held.groups:
+            sizes[group.category] += group.size_bytes
+        assert sizes == {name: group.size_bytes for name, group in categories.items()}
+        assert held.active_bytes == sum(sizes.values())
 
 
 def test_the_explanation_says_what_memory_was_for(path: Path, report: DeviceReport) -> None:
-    assert report.categories is not None
     (found,) = explain(load(path))
-    assert found.categories == report.categories.at_peak
+    assert {usage.category: (usage.size_bytes, usage.count) for usage in found.categories} == {
+        name: (group.size_bytes, group.count) for name, group in by_name(report, "peak").items()
+    }
     output = " ".join(invoke("show", path).output.split())
     size_bytes = 4 * (64 * 64 + 64) * 4
     assert f" · parameters {text.size(size_bytes)}" in output
@@ -135,14 +135,11 @@ def test_a_comparison_has_the_categories_of_both_peaks(path: Path, tmp_path: Pat
     summaries = [summarise(load(source)) for source in (path, other)]
     (difference,) = compare("a", "b", [("", *summaries)]).devices
     # THEN each category has the bytes of both peaks
-    reports = [summary.devices[0].report.categories for summary in summaries]
-    sizes = []
-    for report in reports:
-        assert report is not None
-        assert report.at_peak is not None
-        sizes.append({usage.category: usage.size_bytes for usage in report.at_peak})
+    peaks = [by_name(summary.devices[0].report, "peak") for summary in summaries]
+    sizes = [{name: group.size_bytes for name, group in peak.items()} for peak in peaks]
     assert {
-        change.name: (change.before_bytes, change.after_bytes) for change in difference.categories
+        change.name: (change.before_bytes, change.after_bytes)
+        for change in difference.changes["category"]
     } == {name: tuple(size.get(name, 0) for size in sizes) for name in {**sizes[0], **sizes[1]}}
     output = invoke("diff", path, other).output
     assert "By category" in output
@@ -150,4 +147,4 @@ def test_a_comparison_has_the_categories_of_both_peaks(path: Path, tmp_path: Pat
     # AND a file without the owners of blocks is not compared by category
     old = summarise(load(GOLDEN / "snapshot-1.4-cpu.pickle"))
     (difference,) = compare("a", "b", [("", old, summaries[1])]).devices
-    assert difference.categories == []
+    assert difference.changes["category"] == []

@@ -64,7 +64,7 @@ def test_expandable_segments_without_a_trace() -> None:
     # THEN they are compared at the end, and the reason is reported once
     device = only_device(state(1024), state(2048))
     assert (device.at, device.reasons) == ("end", ["device 0 has no trace in it"])
-    assert rows(device.sites) == [("grown", 1024, 2048, "line")]
+    assert rows(device.changes["line"]) == [("grown", 1024, 2048, "line")]
 
 
 def test_a_trace_that_contradicts_its_state_is_compared_at_the_end() -> None:
@@ -77,9 +77,9 @@ def test_a_trace_that_contradicts_its_state_is_compared_at_the_end() -> None:
     after.free(kept)
     # THEN both are compared at the end, and the reason is reported
     device = only_device(before.snapshot("a.pickle"), after.snapshot())
-    assert (device.at, device.phases) == ("end", [])
+    assert (device.at, device.changes["phase"]) == ("end", [])
     assert len(device.reasons) == 1
-    assert rows(device.sites) == [("grown", 1024, 2048, "line")]
+    assert rows(device.changes["line"]) == [("grown", 1024, 2048, "line")]
     assert device.amounts["allocated_bytes"].after == 2048
     assert device.amounts["peak_reserved_bytes"].before is None
 
@@ -99,7 +99,6 @@ def test_files_of_one_phase_are_incomplete() -> None:
     assert note.startswith(
         "The baseline is of one phase: it lacks the allocations of other threads"
     )
-    assert not device.is_certain
     [note] = only_device(phase_file(512, None), phase_file(512)).notes
     assert note.startswith("The new one is of one phase")
     assert only_device(phase_file(512, None), phase_file(512, None)).notes == []
@@ -114,7 +113,6 @@ def test_an_uncertain_peak() -> None:
     uncertain = replace(certain, devices=[replace(device, report=report)])
     # WHEN one is compared with a certain peak, THEN a note says that it may be higher
     [found] = compare("a", "b", [("", certain, uncertain)]).devices
-    assert not found.is_certain
     [note] = found.notes
     assert note.startswith("The peak of the new one may be higher: ")
     # AND the note on several pairs has their number
@@ -138,7 +136,9 @@ def test_blocks_in_the_files_of_several_phases_are_counted_once() -> None:
     found = compared(None, "rollout", "update")
     # THEN the figures are those of the step only, and a note says so
     [device] = found.devices
-    assert [(c.before_bytes, c.after_bytes) for c in (*device.sites, *device.phases)] == [
+    assert [
+        (c.before_bytes, c.after_bytes) for c in (*device.changes["line"], *device.changes["phase"])
+    ] == [
         (512, 1024),
         (512, 1024),
     ]
@@ -148,7 +148,7 @@ def test_blocks_in_the_files_of_several_phases_are_counted_once() -> None:
     assert [file.delta_bytes for file in found.files] == [1536, 1536, 512]
     # AND without a file of the complete step, the files of phases are used
     [device] = compared("rollout", "update").devices
-    assert [site.after_bytes for site in device.sites] == [2048]
+    assert [site.after_bytes for site in device.changes["line"]] == [2048]
     assert "complete steps" not in "".join(device.notes)
 
 
@@ -164,17 +164,23 @@ def test_information_that_a_file_lacks_is_not_gone() -> None:
     # WHEN they are compared, THEN the missing part is left out, and a note says why
     device = only_device(full, no_stacks)
     assert device.notes == ["The new one has no stacks: call sites are not compared"]
-    assert (device.sites, [phase.kind for phase in device.phases]) == ([], ["same"])
+    assert (device.changes["line"], [phase.kind for phase in device.changes["phase"]]) == (
+        [],
+        ["same"],
+    )
     device = only_device(no_phases, full)
     assert device.notes == ["The baseline has no phases: phases are not compared"]
-    assert (device.phases, [site.kind for site in device.sites]) == ([], ["same"])
+    assert (device.changes["phase"], [site.kind for site in device.changes["line"]]) == (
+        [],
+        ["same"],
+    )
     # AND in directories these pairs do not count for the missing part
     pairs = [
         (name, summarise(full), summarise(second))
         for name, second in (("a", full), ("b", no_stacks), ("c", no_phases))
     ]
     [found] = compare("a", "b", pairs).devices
-    assert [(c.kind, c.after_bytes) for c in (*found.sites, *found.phases)] == [
+    assert [(c.kind, c.after_bytes) for c in (*found.changes["line"], *found.changes["phase"])] == [
         ("same", 1024),
         ("same", 1024),
     ]

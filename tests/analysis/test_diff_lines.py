@@ -26,7 +26,7 @@ def test_lines_that_moved() -> None:
         (1024, (TRAIN, "step", 13)), (4096, (TRAIN, "step", 23)), (512, (TRAIN, "f", 2))
     )
     # THEN each line is matched with the one in its place
-    second, first, stayed = only_device(before, after).sites
+    second, first, stayed = only_device(before, after).changes["line"]
     assert rows([second, first, stayed]) == [
         ("grown", 2048, 4096, "function"),
         ("same", 1024, 1024, "function"),
@@ -37,7 +37,7 @@ def test_lines_that_moved() -> None:
     after = snapshot_with_blocks(
         (1024, (TRAIN, "step", 10)), (4096, (TRAIN, "step", 23)), (512, (TRAIN, "f", 2))
     )
-    assert rows(only_device(before, after).sites) == [
+    assert rows(only_device(before, after).changes["line"]) == [
         ("grown", 2048, 4096, "function"),
         ("same", 1024, 1024, "line"),
         ("same", 512, 512, "line"),
@@ -57,7 +57,7 @@ def test_functions_of_one_name_are_not_one() -> None:
     # WHEN one takes 9 KiB less, and the file has three more lines at its beginning
     found = only_device(program(held, 0), program(held | {"attention": 1 << 10}, 3))
     # THEN only this one has changed, by as much
-    changed = [site for site in found.sites if site.is_change]
+    changed = [site for site in found.changes["line"] if site.is_change]
     assert [(site.before, site.after, site.delta_bytes) for site in changed] == [
         (Frame(MODEL, "forward", 40), Frame(MODEL, "forward", 43), -9 << 10)
     ]
@@ -65,7 +65,7 @@ def test_functions_of_one_name_are_not_one() -> None:
     # AND if it is gone, none of the others takes its place
     rest = {name: size for name, size in held.items() if name != "attention"}
     found = only_device(program(held, 0), program(rest, 3))
-    assert rows(found.sites) == [
+    assert rows(found.changes["line"]) == [
         ("gone", 10 << 10, 0, None),
         ("same", 6 << 10, 6 << 10, "function"),
         ("same", 4 << 10, 4 << 10, "function"),
@@ -78,7 +78,7 @@ def test_a_function_below_another_one() -> None:
     before = snapshot_with_blocks((512, (TRAIN, "f", 10)), (1024, (TRAIN, "g", 20)))
     after = snapshot_with_blocks((512, (TRAIN, "f", 30)), (1024, (TRAIN, "g", 11)))
     # THEN both are matched
-    assert rows(only_device(before, after).sites) == [
+    assert rows(only_device(before, after).changes["line"]) == [
         ("same", 1024, 1024, "function"),
         ("same", 512, 512, "function"),
     ]
@@ -148,7 +148,7 @@ def test_paths_that_differ() -> None:
     # THEN functions match by the last two parts of the path, then by the file name
     found = {
         (s.matched_by, s.name.name)
-        for s in only_device(before, after).sites
+        for s in only_device(before, after).changes["line"]
         if isinstance(s.name, Frame)
     }
     assert found == {("path", "forward"), ("file name", "step"), (None, "loss"), (None, "other")}
@@ -161,14 +161,14 @@ def test_files_that_cannot_be_told_apart() -> None:
     )
     after = snapshot_with_blocks((512, ("/b/r/util.py", "make", 1)))
     # THEN none is matched
-    assert rows(only_device(before, after).sites) == [
+    assert rows(only_device(before, after).changes["line"]) == [
         ("gone", 2048, 0, None),
         ("gone", 1024, 0, None),
         ("new", 0, 512, None),
     ]
     # AND the one whose folder has the same name is
     after = snapshot_with_blocks((512, ("/b/q/util.py", "make", 1)))
-    assert rows(only_device(before, after).sites) == [
+    assert rows(only_device(before, after).changes["line"]) == [
         ("shrunk", 2048, 512, "path"),
         ("gone", 1024, 0, None),
     ]
@@ -177,7 +177,7 @@ def test_files_that_cannot_be_told_apart() -> None:
 def test_unknown_stacks_are_a_site_of_their_own() -> None:
     program = Program()
     program.alloc(1024)
-    [site] = only_device(program.snapshot(), program.snapshot()).sites
+    [site] = only_device(program.snapshot(), program.snapshot()).changes["line"]
     assert (site.kind, site.before, site.after, site.matched_by) == ("same", None, None, "line")
 
 
@@ -201,21 +201,23 @@ def test_forward_stacks_of_one_side_only() -> None:
 
     # WHEN both sides have forward stacks, THEN memory of the backward pass has the forward line
     device = only_device(run(True, 8192), run(True, 9216))
-    assert [str(site.name and site.name[1]) for site in device.sites] == [
+    assert [str(site.name and site.name[1]) for site in device.changes["line"]] == [
         "backward of forward (MulBackward0)",
         "forward",
     ]
     # AND if one side has them, the lines without forward stacks are compared, and this comes first
     found = compare_snapshots(run(True, 8192), run(False, 9216))
     [device] = found.devices
-    assert rows(device.sites)[-1] == ("same", 4096, 4096, "line")
-    assert all(site.name in (None, Frame(*forward), Frame(*backward)) for site in device.sites)
+    assert rows(device.changes["line"])[-1] == ("same", 4096, 4096, "line")
+    assert all(
+        site.name in (None, Frame(*forward), Frame(*backward)) for site in device.changes["line"]
+    )
     [sentence] = falsified(found)
     assert sentence.startswith("forward_stacks differs (True → False): call sites are compared ")
     assert found.metadata[0].name == "forward_stacks"
     # AND also if the other side shows the threads of autograd, and not which node ran
     [device] = compare_snapshots(run(True, 8192), run(False, 9216, only_thread=True)).devices
-    assert {site.name for site in device.sites} == {None, Frame(*forward)}
+    assert {site.name for site in device.changes["line"]} == {None, Frame(*forward)}
 
 
 def test_a_file_of_torchs_recorder_may_have_forward_stacks() -> None:
@@ -235,8 +237,12 @@ def test_a_file_with_cpp_frames_has_the_same_call_sites() -> None:
     before, after = (reference_reader.read(GOLDEN / name) for name in names)
     # WHEN they are compared, THEN every call site holds the same amount in both
     for device in compare_snapshots(before, after).devices:
-        assert {(site.kind, site.matched_by) for site in device.sites} == {("same", "line")}
-        assert {site.after.filename for site in device.sites if site.after} == {"train.py"}
+        assert {(site.kind, site.matched_by) for site in device.changes["line"]} == {
+            ("same", "line")
+        }
+        assert {site.after.filename for site in device.changes["line"] if site.after} == {
+            "train.py"
+        }
 
 
 @pytest.mark.parametrize("other", ["native/npu-2.14.0.pickle", "snapshot-1.3-cpu.pickle"])
@@ -249,4 +255,4 @@ def test_a_cuda_file_with_one_of_another_backend(other: str) -> None:
     assert found.devices
     assert (found.only_baseline, found.only_new) == ([], [])
     for device in found.devices:
-        assert {site.matched_by for site in device.sites} == {"line"}
+        assert {site.matched_by for site in device.changes["line"]} == {"line"}

@@ -21,7 +21,7 @@ def test_devices() -> None:
     # THEN the two devices are compared
     device = only_device(cuda.snapshot(), npu.snapshot())
     assert (device.before, device.after) == ("cuda:0", "device 1")
-    assert rows(device.sites) == [("same", 1024, 1024, "line")]
+    assert rows(device.changes["line"]) == [("same", 1024, 1024, "line")]
     # GIVEN a file with two devices, THEN devices match by index, and the unmatched one is listed
     both = cuda.content()
     npu_content = npu.content()
@@ -106,7 +106,7 @@ def test_directories() -> None:
     ]
     # AND sites have means, and the pair with the largest difference
     [device] = found.devices
-    moved, same = device.sites
+    moved, same = device.changes["line"]
     assert rows([moved, same]) == [
         ("grown", 1024, 3072, "function"),
         ("same", 2048, 2048, "line"),
@@ -133,7 +133,7 @@ def test_changes_that_cancel_in_the_mean() -> None:
     ]
     # THEN the largest difference within a pair comes first, although its mean is unchanged
     [found] = compare("a", "b", pairs).devices
-    for rows_of in (found.sites, found.phases):
+    for rows_of in (found.changes["line"], found.changes["phase"]):
         assert [(c.delta_bytes, abs(c.largest_delta_bytes or 0)) for c in rows_of] == [
             (0, 7168),
             (512, 512),

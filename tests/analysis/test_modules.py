@@ -151,7 +151,7 @@ def test_a_phase_that_is_no_module_is_none() -> None:
     (held,) = who_holds(_load(content), at="peak", by="module")
     assert {group.module for group in held.groups} == {None, "0"}
     (device,) = stats(_load(content)).devices
-    assert device.modules is None
+    assert device.held_by("module", "peak") is None
 
 
 def test_a_neighbours_phase_is_marked() -> None:
@@ -241,7 +241,7 @@ def test_the_commands_show_modules(tmp_path: Path) -> None:
     assert "(1 other)" in invoke("show", "--all", paths[1], "--top", len(held.groups) - 1).output
     # AND a comparison has the modules that differ
     (difference,) = compare_snapshots(load(paths[0]), snapshot).devices
-    changes = {change.name: change.delta_bytes for change in difference.modules}
+    changes = {change.name: change.delta_bytes for change in difference.changes["module"]}
     assert changes["1"] == 512 * 256 * 4
     text = invoke("diff", *paths).output
     assert "By module" in text
@@ -253,9 +253,10 @@ def test_without_a_trace_the_end_has_the_modules_of_tensors() -> None:
     content = _record(_linear, torch.ones(53, 31))
     content["device_traces"] = [[]]
     (device,) = stats(_load(content)).devices
-    assert device.modules is not None
-    assert device.modules.at_peak is None
-    assert {usage.module for usage in device.modules.at_end} >= {"0"}
+    assert device.held_by("module", "peak") is None
+    held = device.held_by("module", "end")
+    assert held is not None
+    assert {group.module for group in held.groups} >= {"0"}
 
 
 def _compiled(model: nn.Module) -> nn.Module:

@@ -9,18 +9,23 @@ import numpy as np
 import pytest
 import reference_reader
 from small_reports import SEGMENT, cuda_content, event, only_device
-from synthetic_program import FIRST_TIME_US, run
+from synthetic_program import FIRST_TIME_US
 from synthetic_snapshots import inexact
 
 from pytracer.analysis import device_data
 from pytracer.analysis.history import replay
-from pytracer.analysis.report import stats
+from pytracer.analysis.report import DeviceReport, stats
 from pytracer.analysis.usage import UsageSample, sample_at
 from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.to_json import to_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def held_by(device: DeviceReport, by: str, *moments: str) -> list[tuple[int, int]]:
+    held = device.held_by(by, *moments)
+    return [] if held is None else [(group.size_bytes, group.count) for group in held.groups]
 
 
 def test_the_levels() -> None:
@@ -108,7 +113,7 @@ def test_the_rest_of_the_report() -> None:
     assert device.contradiction is None
     assert (device.lost.before_bytes, device.lost.exact_from) == (0, 0)
     assert (device.lost.overwritten, device.lost.unknown_frees) == (0, None)
-    assert [(site.size_bytes, site.count) for site in device.sites] == [(1536, 2)]
+    assert held_by(device, "line", "peak") == [(1536, 2)]
     assert [(step.step, step.peak_bytes) for step in device.steps] == [(4, 1536), (5, 1536)]
     held = {phase.phase: (phase.at_peak_bytes, phase.end_bytes) for phase in device.phases}
     assert held == {"": (0, 0), "rollout": (512, 0), "update": (1024, 1024)}
@@ -145,16 +150,15 @@ def test_a_contradiction_leaves_the_end() -> None:
     assert device.contradiction
     assert device.peak_allocated is device.peak_reserved is None
     assert not device.is_peak_certain
-    assert device.series is None
     assert (device.lost.before_bytes, device.lost.exact_from) == (None, None)
     assert device.end.allocated_bytes == 1024
-    assert [(site.size_bytes, site.count) for site in device.sites] == [(1024, 1)]
+    assert [held.moment.name for held in device.held] == ["end"]
+    assert held_by(device, "line", "end") == [(1024, 1)]
     assert device.counts.allocs == 3
     assert [(step.step, step.peak_bytes) for step in device.steps] == [(4, None), (5, None)]
     (oom,) = device.ooms
     assert oom.sample is oom.fits_in_free_blocks is oom.free_in_segments_bytes is None
     assert oom.fits_in_largest_block is oom.fits_if_joined is oom.elsewhere_bytes is None
-    assert device.sites_at_oom is None
 
 
 @pytest.mark.parametrize("trace", [[], [event("snapshot", 0, 0)]])
@@ -167,8 +171,7 @@ def test_without_events_there_is_no_peak(trace: list[dict[str, Any]]) -> None:
     assert device.peak_allocated is device.peak_reserved is None
     assert device.contradiction is None
     assert device.end.allocated_bytes == 1024
-    assert [site.size_bytes for site in device.sites] == [1024]
-    assert device.series is None
+    assert held_by(device, "line", "peak", "end") == [(1024, 1)]
 
 
 def test_a_list_of_segments_alone() -> None:
@@ -239,9 +242,9 @@ def test_the_report_is_json() -> None:
     assert device["events"] == 52
     # AND `to_json` returns the same, with names in frames
     (same,) = to_json(report)["devices"]
-    assert same["sites"][0]["call_site"].keys() == {"filename", "name", "line"}
-    assert [*same["sites"][0]["call_site"].values()] == device["sites"][0]["call_site"]
-    assert same["series"] == device["series"]
+    named, plain = (each["held"][0]["groups"][0]["frames"][0] for each in (same, device))
+    assert named.keys() == {"filename", "name", "line"}
+    assert [*named.values()] == plain
 
 
 def test_a_device_that_is_not_used_is_left_out() -> None:
@@ -260,11 +263,6 @@ def test_a_missing_device(content: Any, among: str) -> None:
     snapshot = reference_reader.convert(content, "made.pickle")
     with pytest.raises(PytracerError, match=rf"made\.pickle has no device 7: {among}"):
         stats(snapshot, device=7)
-
-
-def test_top_limits_the_sites() -> None:
-    snapshot = run([("alloc", 10, 0), ("alloc", 30, 2), ("alloc", 20, 3)]).snapshot()
-    assert [len(stats(snapshot, 1, top).devices[0].sites) for top in (None, 2, 0)] == [3, 2, 0]
 
 
 def test_malformed_metadata_is_ignored() -> None:

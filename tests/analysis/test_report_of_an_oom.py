@@ -125,14 +125,14 @@ def test_the_sites_at_an_out_of_memory(
         content["pytracer"] |= metadata
     # WHEN it is reported, THEN it has the sites of the out-of-memory, and those of the peak
     device = only_device(content)
-    assert [site.size_bytes for site in device.sites] == [1536]
-    found = None if device.sites_at_oom is None else [s.size_bytes for s in device.sites_at_oom]
-    assert found == ([1024] if is_of_this_device else None)
+    held = {each.moment.name: each.active_bytes for each in device.held}
+    assert held == {"oom": 1024, "peak": 1536, "end": 1024}
+    assert device.is_oom_file == is_of_this_device
     # AND a file of torch's recorder with later events is not of an out-of-memory
     content["device_traces"][0].append(event("alloc", 0, 500))
     content["segments"][0]["blocks"][0] |= {"state": "active_allocated", "requested_size": 500}
     expected = is_of_this_device and metadata is not None
-    assert (only_device(content).sites_at_oom is not None) == expected
+    assert only_device(content).is_oom_file == expected
 
 
 def test_an_out_of_memory_of_the_cpu() -> None:
@@ -142,7 +142,9 @@ def test_an_out_of_memory_of_the_cpu() -> None:
     content["pytracer"]["oom"] = {"device": -1, "total_bytes": 5}
     # WHEN it is reported, THEN it has sites; limits and joined memory apply to accelerators only
     device = only_device(content, device=1)
-    assert [site.size_bytes for site in device.sites_at_oom or []] == [10]
+    held = device.held_by("line", "oom")
+    assert held is not None
+    assert held.active_bytes == 10
     (oom,) = device.ooms
     assert (oom.fits_if_joined, oom.available_bytes) == (None, 4096)
 

@@ -130,20 +130,20 @@ def test_diff_as_json(tmp_path: Path) -> None:
         ("device 1", "device 1"),
     ]
     device = report["devices"][0]
-    [site] = device["sites"]
+    [site] = device["changes"]["line"]
     assert site["delta_bytes"] == device["amounts"]["active_bytes"]["delta"] == 1536
     assert site["after"] == {"filename": "train.py", "name": "make", "line": 5}
     # AND its notes say what cannot be compared
     assert device["notes"] == ["The new one has no phases: phases are not compared"]
-    assert device["phases"] == []
+    assert device["changes"]["phase"] == []
     # AND the schema version comes first
     assert next(iter(report)) == "schema_version"
-    assert report["schema_version"] == 2
+    assert report["schema_version"] == 3
     # AND the JSON file has the same keys
     invoke("diff", CUDA, CUDA, "--json-output", tmp_path / "d.json")
     report = json.loads((tmp_path / "d.json").read_text())
     assert report["metadata"] == []
-    assert len(report["devices"][0]["phases"]) > 1
+    assert len(report["devices"][0]["changes"]["phase"]) > 1
 
 
 def test_diff_of_directories(tmp_path: Path) -> None:

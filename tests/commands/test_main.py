@@ -195,14 +195,13 @@ def test_the_example_of_memory_by_module(env: dict[str, str], tmp_path: Path) ->
     assert re.search(r"By estimate, half the batch saves [\d.]+ MiB, checkpointing up to", text)
     # AND next to nothing is unknown at the peak
     (device,) = stats(load(tmp_path / "gpt.pickle")).devices
-    assert device.categories is not None
-    at_peak = device.categories.at_peak
-    assert at_peak is not None
-    sizes = {usage.category: usage.size_bytes for usage in at_peak}
+    by_category, by_module = (device.held_by(by, "peak") for by in ("category", "module"))
+    assert by_category is not None
+    assert by_module is not None
+    sizes = {group.category: group.size_bytes for group in by_category.groups}
     assert sizes["unknown"] <= 0.02 * sum(sizes.values())
     # AND each layer holds memory
-    assert device.modules is not None
-    modules = {usage.module for usage in device.modules.at_peak or ()}
+    modules = {group.module for group in by_module.groups}
     assert {f"layers.{layer}" for layer in range(4)} <= modules
 
 

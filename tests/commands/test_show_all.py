@@ -57,7 +57,7 @@ def test_top_limits_the_rows() -> None:
     assert ["8.126 MiB", "8.125 MiB", "100%", "3", "train.py:5 forward"] in rows
     assert ["1.5 KiB", "320 B", "0%", "3", "(2 other call sites)"] in rows
     (file,) = json.loads(invoke(CUDA, "--top", 1, "--json").output)["files"]
-    assert len(file["devices"][0]["sites"]) == 3
+    assert len(file["devices"][0]["held"][0]["groups"]) == 3
 
 
 def test_a_missing_device() -> None:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import pytracer
-from pytracer.analysis import stats
+from pytracer.analysis import explain, stats
 from pytracer.commands.main import main
 from pytracer.reading import load
 from pytracer.text import size
@@ -71,10 +71,9 @@ def test_memory_of_an_unfinished_first_step(tmp_path: Path) -> None:
     # WHEN it is reported, THEN the unknown blocks that modules allocated are added up
     text = " ".join(output_of(path).split())
     assert output.shape == (1024, 256)
-    assert "1 MiB of the unknown blocks at the end were allocated by modules" in text
-    (device,) = stats(load(path)).devices
-    assert device.categories is not None
-    found = {usage.category: usage.forward_bytes for usage in device.categories.at_end}
+    assert "1 MiB of the unknown blocks at the peak were allocated by modules" in text
+    (explanation,) = explain(load(path))
+    found = {usage.category: usage.forward_bytes for usage in explanation.categories}
     assert found == {"unknown": 1024 * 256 * 4, "activation": 0, "parameter": 0}
 
 
@@ -90,16 +89,15 @@ def test_the_answer_says_what_memory_was_for(tmp_path: Path) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     (device,) = stats(load(path)).devices
-    assert device.categories is not None
-    assert device.categories.at_peak is not None
-    sizes = {usage.category: usage.size_bytes for usage in device.categories.at_peak}
+    by_category, by_module = (device.held_by(by, "peak") for by in ("category", "module"))
+    assert by_category is not None
+    assert by_module is not None
+    sizes = {str(group.category): group.size_bytes for group in by_category.groups}
     # THEN the first lines have the categories, the largest module, and what remedies save
     answer = " ".join(output_of(path).split())
     for category, word in (("activation", "activations"), ("optimizer_state", "optimizer states")):
         assert f" {word} {size(sizes[category])}" in answer
-    assert device.modules is not None
-    assert device.modules.at_peak is not None
-    most = next(usage for usage in device.modules.at_peak if usage.module)
+    most = next(group for group in by_module.groups if group.module)
     assert f"modules {size(most.size_bytes)} {most.module} " in answer
     of_batch = sum(sizes[each] for each in ("activation", "temporary", "input") if each in sizes)
     assert (

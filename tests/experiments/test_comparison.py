@@ -284,7 +284,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "peak reserved" in table
     report = json.loads(printed)
     assert report == json.loads((tmp_path / "report.json").read_text())
-    assert (report["schema_version"], report["kind"]) == (2, "experiment")
+    assert (report["schema_version"], report["kind"]) == (3, "experiment")
     assert (report["command"], report["notes"]) == (["python", "train.py"], ["A note."])
     assert report["conclusions"] == conclusions(comparison)
     assert [setting["name"] for setting in report["settings"]] == [OFF, ON]

@@ -16,6 +16,7 @@ from commands import invoke
 from fleet_tables import CUDA, GOLDEN, InProcess, column, make_run, rows
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer.analysis.explanation import explain
 from pytracer.analysis.leaks.several_files import examine
 from pytracer.analysis.report import stats
 from pytracer.atomic_file import open_atomically
@@ -43,42 +44,48 @@ def test_rows_are_those_of_stats_and_leaks(
     path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN the rows of a file, with few or many rows for the sites of a moment
-    monkeypatch.setattr(schema, "MOST_SITES", most)
+    monkeypatch.setattr(schema, "MOST_GROUPS", most)
     (source,) = find_sources([str(path)])[0]
     snapshot = load(path)
     found = summarize(snapshot, source)
     report, leaks = stats(snapshot), examine(snapshot, is_only=True).devices
     # THEN each device has the peak, the end and the leaks that the commands show
-    assert len(found.get("peaks", [])) == len(report.devices)
-    held: dict[tuple[int, str], int] = defaultdict(int)
-    for row in found.get("sites", []):
-        held[row["device"], row["moment"]] += row["size_bytes"]
-    for row, device, leak in zip(found.get("peaks", []), report.devices, leaks, strict=True):
+    assert len(found["devices"]) == len(report.devices)
+    held: dict[tuple[int, str, str], int] = defaultdict(int)
+    for row in found["held"]:
+        held[row["device"], row["moment"], row["by"]] += row["size_bytes"]
+    for row, device, leak in zip(found["devices"], report.devices, leaks, strict=True):
         peak = device.peak_allocated
         assert row.get("peak_allocated_bytes") == (peak and peak.allocated_bytes)
         assert row["end_allocated_bytes"] == device.end.allocated_bytes
         assert (row["leak_verdict"], row["leak_reason"]) == (leak.verdict, leak.reason)
         # AND the sites of a moment add up to what was active then
-        assert held[device.device, "end"] == device.end.active_bytes
-        assert held[device.device, "peak"] == (peak.active_bytes if peak is not None else 0)
-        at_end = [r for r in found["sites"] if (r["device"], r["moment"]) == (device.device, "end")]
+        for by in {by for of_device, _, by in held if of_device == device.device}:
+            at_peak = peak.active_bytes if peak is not None else 0
+            assert held[device.device, "end", by] == device.end.active_bytes
+            assert held[device.device, "peak", by] == at_peak
+        at_end = [
+            r
+            for r in found["held"]
+            if (r["device"], r["moment"], r["by"]) == (device.device, "end", "line")
+        ]
         assert len(at_end) <= most + 1
         assert sum(r["blocks"] for r in at_end) >= len(at_end)
     ooms = [oom for device in report.devices for oom in device.ooms]
-    assert [row["requested_bytes"] for row in found.get("ooms", [])] == [
+    assert [row["requested_bytes"] for row in found["ooms"]] == [
         oom.requested_bytes for oom in ooms
     ]
     # AND no row has a column that its table lacks, apart from those of the report's dataclasses
     for table, of_table in found.items():
-        assert of_table == [] or TABLES[table].fields.keys() & of_table[0].keys()
+        assert of_table == [] or TABLES[table].columns.keys() & of_table[0].keys()
 
 
 def test_the_oom_has_its_verdict(tmp_path: Path) -> None:
     collected(tmp_path / "t", OOM)
-    explained = [d.explanation for d in stats(load(OOM)).devices if d.explanation is not None]
+    explained = [each for each in explain(load(OOM)) if each.oom is not None]
     verdicts = [text for text in column(tmp_path / "t", "ooms", "verdict") if text is not None]
     assert verdicts == [explanation.verdicts[0].kind for explanation in explained] != []
-    assert "oom" in column(tmp_path / "t", "sites", "moment")
+    assert "oom" in column(tmp_path / "t", "held", "moment")
 
 
 def test_files_copied_into_one_folder_keep_their_kind(tmp_path: Path) -> None:
@@ -105,7 +112,7 @@ def test_files_copied_into_one_folder_keep_their_kind(tmp_path: Path) -> None:
     # AND the out-of-memory is compared with no end
     report = fleet_report(tmp_path / "t")
     assert {each.slot: each.most_bytes for each in report.spread} == {"end": 512, "step 3": 1024}
-    assert [oom.rank for oom in report.ooms] == [2]
+    assert [oom.rank for oom in report.oom_order] == [2]
 
 
 def test_damaged_files_are_rows_with_the_reason(tmp_path: Path) -> None:
@@ -130,8 +137,8 @@ def test_damaged_files_are_rows_with_the_reason(tmp_path: Path) -> None:
     assert "cut short" in errors[10]
     assert "damaged" in errors[13]
     assert "cannot read" in errors[20]
-    assert set(column(table, "files", "step")) == {1}
-    assert set(column(table, "peaks", "rank")) == {0, 1}
+    assert set(column(table, "files", "file_step")) == {1}
+    assert set(column(table, "devices", "rank")) == {0, 1}
 
 
 def test_an_error_in_our_code_does_not_end_the_collection(
@@ -210,7 +217,7 @@ def test_runs_are_named_by_their_folders(tmp_path: Path) -> None:
     assert sorted(column(table, "files", "run")) == ["7", "b/profile", "profile"]
     assert all(type(run) is str for run in column(table, "files", "run"))
     collected(tmp_path / "named", tmp_path, run="of today")
-    assert set(column(tmp_path / "named", "sites", "run")) == {"of today"}
+    assert set(column(tmp_path / "named", "held", "run")) == {"of today"}
 
 
 def test_patterns_and_paths_that_name_nothing(tmp_path: Path) -> None:
@@ -251,8 +258,8 @@ def test_files_of_other_file_systems(tmp_path: Path) -> None:
             found = collected(table, url)
             # THEN they have the same rows
             assert (found.errors, found.files) == ([], 2)
-            for of_table in ("peaks", "sites", "steps", "ooms"):
-                fields = [f for f in TABLES[of_table].fields if f != "source"]
+            for of_table in ("devices", "held", "steps", "ooms"):
+                fields = [f for f in TABLES[of_table].columns if f not in ("source", "leak_path")]
                 values = [
                     [column(t, of_table, f) for f in fields] for t in (table, tmp_path / "expected")
                 ]

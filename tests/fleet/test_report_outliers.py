@@ -22,8 +22,8 @@ def test_one_rank(tmp_path: Path) -> None:
     report = fleet_report(fleet.write(tmp_path / "table"))
     verdicts = {each.topic: each.verdict for each in report.answers}
     assert verdicts == {
-        **dict.fromkeys(("peaks", "growth", "phases", "settings"), "unknown"),
-        **dict.fromkeys(("ooms", "missing", "damaged"), "none"),
+        **dict.fromkeys(("peaks", "growth", "settings"), "unknown"),
+        **dict.fromkeys(("ooms", "damaged"), "none"),
     }
     assert invoke("fleet", "report", tmp_path / "table").exit_code == 0
 
@@ -56,7 +56,7 @@ def test_a_large_difference_of_few_ranks_is_said(tmp_path: Path, ranks: int) -> 
     more_bytes = int((1000 + 10 * 1024 + 4 * 2 - others) * MIB)
     (found,) = report.outliers
     assert (found.rank, found.delta_bytes) == (2, more_bytes)
-    assert [(site.site, site.delta_bytes) for site in found.sites] == [
+    assert [(site.site, site.delta_bytes) for site in report.sites_of(found)] == [
         ("/b.py:2 g", 10 * 1024 * MIB)
     ]
     verdict, text = answer(report, "peaks")
@@ -81,7 +81,7 @@ def test_files_without_rank_and_pid_are_of_several_processes(tmp_path: Path) -> 
     fleet = Fleet()
     for name in ("a", "b", "c"):
         fleet.add(None, None, 1000, source=f"/run7/{name}.pickle", leak_verdict="none")
-    assert fleet_report(fleet.write(tmp_path / "table")).observed_ranks == 3
+    assert fleet_report(fleet.write(tmp_path / "table")).overview.traced_ranks == 3
 
 
 def test_a_lower_peak_is_named_too(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_an_outlier_in_one_step_only(tmp_path: Path) -> None:
     report = fleet_report(fleet.write(tmp_path / "table"))
     (found,) = report.outliers
     assert (found.rank, found.slots, found.of_slots, found.slot) == (4, 1, 3, "step 2")
-    assert [(site.site, site.delta_bytes, site.share) for site in found.sites] == [
+    assert [(site.site, site.delta_bytes, site.share) for site in report.sites_of(found)] == [
         ("/b.py:2 g", 500 * MIB, 1.0)
     ]
     assert answer(report, "peaks")[1] == (

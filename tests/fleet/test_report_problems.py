@@ -33,7 +33,7 @@ def test_an_error_in_two_files_is_one_error(tmp_path: Path) -> None:
     add_oom(fleet, 3, 1_000_000)
     device = fleet.add(3, None, 2000)
     fleet.rows["ooms"].append(device | {"time_us": 1_000_000, "event": 5})
-    (oom,) = fleet_report(fleet.write(tmp_path / "table")).ooms
+    (oom,) = fleet_report(fleet.write(tmp_path / "table")).oom_order
     assert (oom.verdict, oom.source) == ("too large", "/run7/oom3/rank3")
 
 
@@ -121,34 +121,6 @@ def test_a_rank_on_which_memory_grows_faster(tmp_path: Path) -> None:
     assert "and much faster on rank 3." in answer(report, "growth")[1]
 
 
-def test_only_rank_0_writes_files(tmp_path: Path) -> None:
-    fleet = Fleet()
-    fleet.add(0, None, 1000)
-    add_oom(fleet, 5, 1_000_000)
-    report = fleet_report(fleet.write(tmp_path / "table"))
-    assert report.missing == []
-    assert answer(report, "missing")[0] == "unknown"
-    assert answer(report, "missing")[1].startswith("Can't tell which ranks have no file, because")
-
-
-def test_missing_files_and_ranks(tmp_path: Path) -> None:
-    fleet = Fleet()
-    for rank in range(8):
-        for step in (1, 2):
-            if rank != 5 and (rank, step) != (6, 2):
-                fleet.add(rank, step, 1000 if (rank, step) != (2, 1) else None)
-    path = fleet.write(tmp_path / "table")
-    report = fleet_report(path)
-    assert [(each.rank, each.slots, each.has_none) for each in report.missing] == [
-        (5, ["step 1", "step 2"], True),
-        (6, ["step 2"], False),
-    ]
-    assert answer(report, "missing")[1] == "Rank 5 has no file. Rank 6 lacks files: step 2."
-    assert [each.rank for each in report.damaged] == [2]
-    declared = fleet_report(path, ranks=10)
-    assert [each.rank for each in declared.missing if each.has_none] == [5, 8, 9]
-
-
 def test_values_of_settings(tmp_path: Path) -> None:
     fleet = Fleet()
     for rank in range(9):
@@ -159,7 +131,7 @@ def test_values_of_settings(tmp_path: Path) -> None:
         note = {"scope": "metadata", "key": "rank", "value": str(rank)}
         fleet.rows["settings"].append(device | note)
     report = fleet_report(fleet.write(tmp_path / "table"))
-    assert {each.key for each in report.settings} == {"torch", "python"}
+    assert {each.key for each in report.setting_differences} == {"torch", "python"}
     verdict, text = answer(report, "settings")
     assert verdict == "found"
     assert "Rank 4: torch=2.12.0 (others: 2.13.0)." in text

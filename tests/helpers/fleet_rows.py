@@ -29,13 +29,13 @@ class Fleet:
         Args:
             rank, step: The rank and the step.
             peak: The peak in MiB; None: the file cannot be read.
-            changes: Other columns of `files` and of `peaks`, and `sites`: MiB by call site, at the
-                peak and at the end.
+            changes: Other columns of `files` and of `devices`, and `sites`: MiB by call site, at
+                the peak and at the end.
         """
         sites = changes.pop("sites", {})
         kind = changes.pop("kind", "exit" if step is None else "step")
         source = f"/{self.run}/{kind}{step}/rank{rank}{changes.get('role') or ''}"
-        key = {"run": self.run, "step": step, "rank": rank}
+        key = {"run": self.run, "file_step": step, "rank": rank}
         key["source"] = changes.pop("source", source)
         file = key | {"folder": f"/{self.run}", "kind": kind, "first_step": step}
         file |= {"last_step": step, "host": "n0", "pid": rank, "written_ns": (step or 0) * 10**9}
@@ -44,13 +44,11 @@ class Fleet:
         device = key | {"device": 0, "device_name": "cuda:0", "is_cpu": False}
         if peak is not None:
             amounts = {"peak_allocated_bytes": peak * MIB, "is_peak_certain": True}
-            self.rows["peaks"].append(device | amounts | {"leak_verdict": "unknown"} | changes)
+            self.rows["devices"].append(device | amounts | {"leak_verdict": "unknown"} | changes)
         for site, amount in sites.items():
-            place, _, name = site.partition(" ")
             for moment in ("peak", "end"):
-                row = {"moment": moment, "site": site, "is_others": False, "function": name}
-                row |= {"filename": place.partition(":")[0], "size_bytes": amount * MIB}
-                self.rows["sites"].append(device | row)
+                row = {"moment": moment, "by": "line", "name": site, "size_bytes": amount * MIB}
+                self.rows["held"].append(device | row)
         return device
 
     def write(self, path: Path, *others: "Fleet") -> Path:
@@ -62,6 +60,6 @@ class Fleet:
 
 def add_oom(fleet: Fleet, rank: int, time_us: int, **changes: object) -> None:
     device = fleet.add(rank, 3, 2000, kind="oom", is_oom=True, **changes)
-    row = {"time_us": time_us, "event": 5, "oom_step": 3, "requested_bytes": MIB}
-    row |= {"verdict": "too large", "explanation": "1 MiB are too much.", "site": "/a.py:1 f"}
+    row = {"time_us": time_us, "event": 5, "step": 3, "requested_bytes": MIB}
+    row |= {"verdict": "too large", "explanation": "1 MiB are too much.", "call_site": "/a.py:1 f"}
     fleet.rows["ooms"].append(device | row)

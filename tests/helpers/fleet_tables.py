@@ -41,7 +41,7 @@ def make_run(folder: Path, ranks: int = 2, steps: int = 2) -> list[Path]:
 
 def rows(table: Path, name: str) -> list[Row]:
     """Return all rows of a table in a fixed order, without what a copy of a file changes."""
-    fields = [field for field in TABLES[name].fields if field != "modified_ns"]
+    fields = [field for field in TABLES[name].columns if field != "modified_ns"]
     found = []
     for path in (table / name).rglob("*.parquet"):
         found += [tuple(row[f] for f in fields) for row in pq.ParquetFile(path).read().to_pylist()]

@@ -105,9 +105,9 @@ def test_the_page_names_the_modules_that_grew(chromium: Any, tmp_path: Path) -> 
         settled(tab)
         # THEN the second table has the modules that changed, as the analysis has them
         found = tab.page.locator("#difference table").nth(1).locator("tbody tr").all_inner_texts()
-    assert any(change.name == "backward of 0" for change in device.modules)
+    assert any(change.name == "backward of 0" for change in device.changes["module"])
     assert [row.split("\t")[:2] + row.split("\t")[-1:] for row in found] == [
         [size(change.before_bytes), size(change.after_bytes), change.name or "(unknown)"]
-        for change in device.modules
+        for change in device.changes["module"]
         if change.is_change
     ]

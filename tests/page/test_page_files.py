@@ -212,7 +212,7 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
     assert [file["name"] for file in content["files"]] == ["after.pickle", "before.pickle"]
     assert len(page_file(html, 1)["devices"]) == 1
     found = compare_snapshots(load(tmp_path / "before.pickle"), load(tmp_path / "after.pickle"))
-    changes = [change for change in found.devices[0].sites if change.is_change]
+    changes = [change for change in found.devices[0].changes["line"] if change.is_change]
     rows = content["difference"]["rows"]
     assert rows[0] == {
         "name": "train.py:9 new",

@@ -9,18 +9,9 @@ from functools import partial
 from pytracer.analysis.diff.changes import Change, Held, Pair, changes
 from pytracer.analysis.diff.differences import Amount, DeviceDifference
 from pytracer.analysis.diff.matching import Line, Lines, match_sites
-from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
-from pytracer.analysis.usage import UsageSample
+from pytracer.analysis.diff.summaries import BY, DeviceSummary, SnapshotSummary
+from pytracer.analysis.usage import AMOUNTS, UsageSample
 
-_USAGE = (
-    *("requested_bytes", "allocated_bytes", "active_bytes"),
-    "reserved_bytes",
-    "fragmentation_bytes",
-    "rounding_bytes",
-    "inactive_split_bytes",
-    "largest_free_bytes",
-    "segments",
-)
 _COUNTS = ("allocs", "frees", "device_allocs", "device_frees", "ooms", "retries")
 
 
@@ -31,7 +22,7 @@ class DevicePair:
     Attributes:
         place: What the files are of, as in "step 3, rank 0".
         reasons, notes: As in `DeviceDifference`.
-        held: What "sites", "phases", "categories" and "modules" hold, of those that both have.
+        held: What holds memory by each of `BY` that both have.
     """
 
     place: str
@@ -82,18 +73,10 @@ def pair_devices(
 
 def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
     """Return the difference between the devices of one kind, in one or several pairs of files."""
-
-    def of(kind: str) -> list[Pair]:
-        return [pair.held[kind] for pair in pairs if kind in pair.held]
-
     match = partial(
         match_sites,
         lines_before=_lines(pair.baseline for pair in pairs),
         lines_after=_lines(pair.new for pair in pairs),
-    )
-    is_certain = all(
-        pair.reasons or (pair.before.report.is_peak_certain and pair.after.report.is_peak_certain)
-        for pair in pairs
     )
     return DeviceDifference(
         before=_name([pair.before.report.name for pair in pairs]),
@@ -102,12 +85,14 @@ def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
         at="end" if all(pair.reasons for pair in pairs) else "peak",
         reasons=list(dict.fromkeys(reason for pair in pairs for reason in pair.reasons)),
         notes=_notes(pairs),
-        is_certain=is_certain,
         amounts=_amounts(pairs),
-        sites=changes(of("sites"), match),
-        phases=changes(of("phases")),
-        categories=changes(of("categories")),
-        modules=changes(of("modules")),
+        changes={
+            by: changes(
+                [pair.held[by] for pair in pairs if by in pair.held],
+                match if by == "line" else None,
+            )
+            for by in BY
+        },
     )
 
 
@@ -173,22 +158,23 @@ def _pair(
                 f"The peak of the {side} may be higher: the exact sizes of some blocks that are "
                 "older than the file are unknown"
             )
-    old, held = (dict(device.at_end if reasons else device.at_peak) for device in (before, after))
+    moment = "end" if reasons else "peak"
+    old, held = (dict(device.held[moment]) for device in (before, after))
     if baseline.has_forward_stacks != new.has_forward_stacks:
-        old["sites"], held["sites"] = old["own_sites"], held["own_sites"]
+        old["line"], held["line"] = old["own_line"], held["own_line"]
         # Options show it, if both files have them.
         if not baseline.metadata.is_pytracers or not new.metadata.is_pytracers:
             side = _lacking(baseline.has_forward_stacks)
             notes.append(
                 f"The {side} has no stacks of forward calls: call sites are compared without them"
             )
-    pairs = {kind: Pair(place, old[kind], held[kind]) for kind in old.keys() & held.keys()}
-    lacks_before, lacks_after = (side["sites"].keys() == {None} for side in (old, held))
-    if lacks_before != lacks_after and old["sites"] and held["sites"]:
-        del pairs["sites"]
+    pairs = {by: Pair(place, old[by], held[by]) for by in BY if by in old and by in held}
+    lacks_before, lacks_after = (side["line"].keys() == {None} for side in (old, held))
+    if lacks_before != lacks_after and old["line"] and held["line"]:
+        del pairs["line"]
         notes.append(f"The {_lacking(lacks_after)} has no stacks: call sites are not compared")
-    if "phases" in pairs and baseline.has_phases != new.has_phases:
-        del pairs["phases"]
+    if "phase" in pairs and baseline.has_phases != new.has_phases:
+        del pairs["phase"]
         notes.append(f"The {_lacking(baseline.has_phases)} has no phases: phases are not compared")
     return DevicePair(place, baseline, new, before, after, reasons, notes, pairs)
 
@@ -235,7 +221,7 @@ def _numbers(device: DeviceSummary, pair: DevicePair) -> dict[str, int | None]:
     highest = device.report.peak_reserved
     has_trace = device.report.contradiction is not None or highest is not None
     return {
-        **{name: getattr(sample, name) for name in _USAGE},
+        **{name: getattr(sample, name) for name in AMOUNTS if name != "free_concentration"},
         "peak_reserved_bytes": None if pair.reasons or highest is None else highest.reserved_bytes,
         **{name: getattr(counts, name) if has_trace else None for name in _COUNTS},
     }

@@ -56,17 +56,12 @@ class DeviceDifference:
         reasons: Why devices are compared at the end; [] if all are compared at their peaks.
         notes: What is unknown, as sentences: why a peak is not certain, why call sites or phases
             are missing.
-        is_certain: Whether all peaks are certain; true if the devices are compared at the end. If
-            a peak may have been visibly higher, `notes` says so.
         amounts: For each name an `Amount`: the values of the compared sample, the largest reserved
             bytes, and the counts of events.
-        sites: The call sites, the largest difference first; [] if only one side has stacks.
-        phases: The phases, the largest difference first; [] if `at` is "end", or if only one side
-            has phases.
-        categories: The categories, the largest difference first; [] if a file does not have the
-            owners of blocks.
-        modules: The modules, the largest difference first; [] if a file has no phases of modules
-            (`pytracer.annotate_modules`).
+        changes: What changed by "line", "category", "module" and "phase", the largest difference
+            first. "line" is [] if only one side has stacks, "category" if a file does not have the
+            owners of blocks, "module" if a file has no phases of modules, "phase" if only one side
+            has phases, or if `at` is "end".
     """
 
     before: str
@@ -75,12 +70,8 @@ class DeviceDifference:
     at: At
     reasons: list[str]
     notes: list[str]
-    is_certain: bool
     amounts: dict[str, Amount]
-    sites: list[Change]
-    phases: list[Change]
-    categories: list[Change]
-    modules: list[Change]
+    changes: dict[str, list[Change]]
 
 
 @dataclass(frozen=True)

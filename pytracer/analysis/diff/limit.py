@@ -124,7 +124,7 @@ def check_limit(
 
 def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Iterator[str]:
     """Yield why the new recording is not the same job: a job that died early takes less memory."""
-    if after.sites_at_oom is not None:
+    if after.is_oom_file:
         yield f"{path} was written because memory ran out"
     if len(after.steps) < len(before.steps):
         yield (

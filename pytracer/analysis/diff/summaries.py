@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.blocks import Blocks, held_at
+from pytracer.analysis.blocks import held_at
 from pytracer.analysis.call_sites import UNKNOWN_NODE, frame_at, frames_matching, texts_matching
 from pytracer.analysis.device_data import chosen_devices, device_data
 from pytracer.analysis.diff.changes import Held
 from pytracer.analysis.diff.matching import Line, Lines
+from pytracer.analysis.groups import Group
 from pytracer.analysis.report import DeviceReport, report_device
-from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.reading.metadata import FileMetadata
 from pytracer.reading.snapshot import Snapshot
 
-Holders = Mapping[str, Mapping[Any, Held]]
-"""What held memory at one moment: "sites" by call site, "own_sites" without forward stacks (what
-the backward pass allocated is where it was called), and "phases", "categories" and "modules" if
-they are known. A file does not have the phases of the blocks that exist at its end."""
+BY = ("line", "category", "module", "phase")
+"""What recordings are compared by."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,10 @@ class DeviceSummary:
     """The parts of a device that a comparison needs."""
 
     report: DeviceReport
-    at_peak: Holders  # what held memory at the peak; without a history, at the end
-    at_end: Holders
+    # What held memory at the "peak", if it is known, and at the "end": by those of `BY` that are
+    # known, and by "own_line": the lines without stacks of forward calls, so that what the backward
+    # pass allocated is where it was called. A file does not have the phases of blocks at its end.
+    held: Mapping[str, Mapping[str, Mapping[Any, Held]]]
 
 
 @dataclass(frozen=True)
@@ -75,40 +75,37 @@ def _has_forward_stacks(snapshot: Snapshot) -> bool:
 
 def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
     data = device_data(snapshot, index)
-    report = report_device(data, top=0, points=LEAST_POINTS)
-    phases = {
-        phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in report.phases
-    }
-    peak, end = held_at(data, data.history.peak), held_at(data, None)
-    at_peak = _holders(peak, report, is_known=data.history.is_known)
-    at_end = _holders(end, report, is_known=True)
-    return DeviceSummary(report, {**at_peak, "phases": phases}, at_end)
+    report, stacks = report_device(data), snapshot.stacks
+    found: dict[str, dict[str, dict[Any, Held]]] = defaultdict(dict)
+    for held in report.held:
+        found[held.moment.name][held.by] = {
+            _key(group, held.by): Held(group.size_bytes, group.count) for group in held.groups
+        }
+    for moment, by in found.items():
+        by["own_line"] = by["line"]
+        if stacks.forward.any() or stacks.node.any():
+            blocks = held_at(data, data.history.peak if moment == "peak" else None)
+            by["own_line"] = {
+                frame_at(stacks, site): Held(each.size_bytes, each.blocks)
+                for each in blocks.group("own_site")
+                for site in each.key
+            }
+    if "peak" in found:
+        found["peak"]["phase"] = {
+            phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations)
+            for phase in report.phases
+        }
+    return DeviceSummary(report, found)
 
 
-def _holders(held: Blocks, report: DeviceReport, *, is_known: bool) -> Holders:
-    """Return what held memory; without categories and modules unless they are known then."""
-    stacks = held.stacks
-    has_nodes = stacks.forward.any() or stacks.node.any()
-    sites, own = (
-        {frame_at(stacks, site): each for site, each in _by(held, column).items()}
-        for column in ("site", "own_site" if has_nodes else "site")
-    )
-    found = {"sites": sites, "own_sites": own}
-    if is_known and report.categories is not None:
-        found["categories"] = _by(held, "category")
-    if is_known and report.modules is not None:
-        found["modules"] = _by(held, "module")
-    return found
-
-
-def _by(held: Blocks, column: str) -> dict[Any, Held]:
-    return {found.key[0]: Held(found.size_bytes, found.blocks) for found in held.group(column)}
+def _key(group: Group, by: str) -> Any:
+    return next(iter(group.frames), None) if by == "line" else getattr(group, by)
 
 
 def _lines(snapshot: Snapshot, devices: Sequence[DeviceSummary]) -> Lines:
-    held = [holders for device in devices for holders in (device.at_peak, device.at_end)]
-    sites = (frame for each in held for frame in (*each["sites"], *each["own_sites"]))
-    files = {frame.filename for frame in sites if frame is not None}
+    held = [by for device in devices for by in device.held.values()]
+    lines_held = (frame for by in held for frame in (*by["line"], *by["own_line"]))
+    files = {frame.filename for frame in lines_held if frame is not None}
     stacks, strings = snapshot.stacks, snapshot.stacks.strings
     is_chosen = frames_matching(files.__contains__, stacks, "filename")
     columns = (column[is_chosen] for column in (stacks.filename, stacks.line, stacks.name))

@@ -39,7 +39,7 @@ def device_answer(device: DeviceDifference) -> str:
     if amount.delta:
         change = signed_size(amount.delta)
         sizes += f" → {size(amount.after)}{share(amount.before, amount.after)}"
-    where = f"{AT[device.at]}{over} ({sizes}){_most(device.sites, amount.delta)}"
+    where = f"{AT[device.at]}{over} ({sizes}){_most(device.changes['line'], amount.delta)}"
     return f"{device.after}: {change} allocated at {where}."
 
 

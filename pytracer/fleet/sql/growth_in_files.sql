@@ -28,21 +28,20 @@ WITH newest AS (  -- of several files of a step, the last one
         count(*) OVER (PARTITION BY process) AS files,
         row_number() OVER (PARTITION BY process ORDER BY step) AS place
     FROM newest
-), held AS (
-    SELECT process, place, site, sum(size_bytes)::BIGINT AS size_bytes
-    FROM sites
+), sizes AS (
+    SELECT process, place, name AS site, size_bytes
+    FROM held
     JOIN numbered USING (source, device_name)
-    WHERE moment = 'end' AND site IS NOT NULL AND files >= 4
-    GROUP BY process, place, site
+    WHERE moment = 'end' AND "by" = 'line' AND name IS NOT NULL AND files >= 4
 ), points AS (  -- memory without a row counts as none
     SELECT
         n.*, site, coalesce(size_bytes, 0) AS size_bytes,
         coalesce(size_bytes, 0) - lag(coalesce(size_bytes, 0)) OVER (
             PARTITION BY process, site ORDER BY place
         ) AS more
-    FROM (SELECT DISTINCT process, site FROM held)
+    FROM (SELECT DISTINCT process, site FROM sizes)
     JOIN numbered AS n USING (process)
-    LEFT JOIN held USING (process, place, site)
+    LEFT JOIN sizes USING (process, place, site)
 ), rising AS (
     SELECT
         process, site,
@@ -72,7 +71,7 @@ WITH newest AS (  -- of several files of a step, the last one
     GROUP BY process, site, bytes_per_step
 ), tests AS (
     SELECT count(*) AS count
-    FROM (FROM held SELECT 1 GROUP BY process, site HAVING min(size_bytes) < max(size_bytes))
+    FROM (FROM sizes SELECT 1 GROUP BY process, site HAVING min(size_bytes) < max(size_bytes))
 )
 SELECT
     rising.*, bytes_per_step,

@@ -18,7 +18,7 @@ WITH ordered AS (
                 k.leak_verdict <> 'leak', k.leak_unit IS DISTINCT FROM 'step',
                 k.leak_observed DESC, p.written_ns DESC
         ) AS place
-    FROM peaks AS k
+    FROM devices AS k
     JOIN processes AS p USING (source)
     WHERE k.leak_verdict IS NOT NULL
 )

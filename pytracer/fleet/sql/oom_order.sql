@@ -29,10 +29,10 @@ SELECT
     row_number() OVER (ORDER BY time_us NULLS LAST, rank, process) AS number,
     process, rank, host, device_name, time_us,
     (time_us - min(time_us) OVER ()) / 1e6 AS after_s,
-    coalesce(oom.oom_step, oom.step) AS step,
-    oom.phase AS phase, oom.site AS site,
+    coalesce(oom.step, oom.file_step) AS step,
+    oom.phase AS phase, oom.call_site AS site,
     oom.requested_bytes AS requested_bytes, oom.device_free_bytes AS device_free_bytes,
-    oom.allocated_bytes AS allocated_bytes, oom.reserved_bytes AS reserved_bytes,
+    oom.sample_allocated_bytes AS allocated_bytes, oom.sample_reserved_bytes AS reserved_bytes,
     oom.verdict AS verdict, oom.explanation AS explanation, oom.source AS source
 FROM once
 ORDER BY number;

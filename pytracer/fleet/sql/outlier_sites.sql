@@ -4,38 +4,26 @@
 --
 -- process         the outlier
 -- site            the call site; null: blocks without a stack, and call sites without a row
--- callers, phase, category     those of the largest part of this memory; null: unknown
 -- size_bytes, reference_bytes     the bytes of the outlier and of the median rank
 -- delta_bytes     the difference, in the direction in which the outlier differs
 -- share           the difference as a share of the outlier's whole difference
 CREATE OR REPLACE TABLE outlier_sites AS
 WITH chosen AS (
     SELECT source, any_value(device_name) AS device_name FROM rank_peaks GROUP BY source
-), held AS (
-    SELECT
-        source, if(is_others, NULL, site) AS site,
-        sum(size_bytes)::BIGINT AS size_bytes,
-        arg_max(callers, size_bytes) AS callers,
-        arg_max(phase, size_bytes) AS phase,
-        arg_max(category, size_bytes) AS category
-    FROM sites
+), at_peak AS (
+    SELECT source, name AS site, size_bytes
+    FROM held
     JOIN chosen USING (source, device_name)
-    WHERE moment = 'peak' AND source IN (
-        SELECT source FROM outliers UNION SELECT reference FROM outliers
-    )
-    GROUP BY ALL
+    WHERE moment = 'peak' AND "by" = 'line'
 ), pairs AS (
-    SELECT o.process, o.delta_bytes AS whole, h.*, h.size_bytes AS bytes, 0 AS other_bytes
-    FROM outliers AS o JOIN held AS h ON h.source = o.source
+    SELECT o.process, o.delta_bytes AS whole, site, size_bytes AS bytes, 0 AS other_bytes
+    FROM outliers AS o JOIN at_peak AS h ON h.source = o.source
     UNION ALL
-    SELECT o.process, o.delta_bytes, h.*, 0, h.size_bytes
-    FROM outliers AS o JOIN held AS h ON h.source = o.reference
+    SELECT o.process, o.delta_bytes, site, 0, size_bytes
+    FROM outliers AS o JOIN at_peak AS h ON h.source = o.reference
 )
 SELECT
     process, site,
-    arg_max(callers, size_bytes) AS callers,
-    arg_max(phase, size_bytes) AS phase,
-    arg_max(category, size_bytes) AS category,
     sum(bytes)::BIGINT AS size_bytes,
     sum(other_bytes)::BIGINT AS reference_bytes,
     (sum(bytes) - sum(other_bytes))::BIGINT AS delta_bytes,

@@ -14,7 +14,7 @@ SELECT
     min(first_step) AS first_step,
     max(last_step) AS last_step,
     max(written_ns) // 1000 AS last_us,
-    (SELECT count(DISTINCT source) FROM peaks WHERE is_peak_certain IS FALSE) AS uncertain,
+    (SELECT count(DISTINCT source) FROM devices WHERE is_peak_certain IS FALSE) AS uncertain,
     (
         SELECT count(DISTINCT process) FROM growth_traces WHERE leak_verdict IN ('leak', 'none')
     ) AS traced_ranks,

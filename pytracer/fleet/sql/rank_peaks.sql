@@ -10,18 +10,18 @@
 -- is_certain      whether the peak is exactly this, or of a file of one phase
 -- reserved_bytes  the peak of reserved memory
 CREATE OR REPLACE TABLE rank_peaks AS
-WITH devices AS (
+WITH ordered AS (
     SELECT
         *,
         row_number() OVER (
             PARTITION BY source
             ORDER BY is_cpu IS TRUE, peak_allocated_bytes DESC, device
         ) AS place
-    FROM peaks
+    FROM devices
     WHERE peak_allocated_bytes IS NOT NULL
 )
 SELECT
-    if(d.is_cpu IS TRUE AND (SELECT bool_or(NOT is_cpu) FROM devices), p.slot || ', CPU', p.slot)
+    if(d.is_cpu IS TRUE AND (SELECT bool_or(NOT is_cpu) FROM ordered), p.slot || ', CPU', p.slot)
     AS slot,
     any_value(if(p.kind IN ('step', 'demand'), p.step, NULL)) AS step,
     p.process,
@@ -33,7 +33,7 @@ SELECT
     arg_max(d.is_peak_certain IS NOT FALSE OR d.only_phase IS NOT NULL, d.peak_allocated_bytes)
     AS is_certain,
     max(d.peak_reserved_bytes) AS reserved_bytes
-FROM devices AS d
+FROM ordered AS d
 JOIN processes AS p USING (source)
 WHERE d.place = 1 AND p.kind IS DISTINCT FROM 'oom'
 GROUP BY p.slot, p.process, d.is_cpu IS TRUE;

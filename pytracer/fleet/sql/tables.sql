@@ -8,9 +8,8 @@ FROM read_parquet(
 )
 WHERE run IS NOT DISTINCT FROM getvariable('run');
 CREATE OR REPLACE TABLE files AS FROM collected('files');
-CREATE OR REPLACE TABLE peaks AS FROM collected('peaks');
-CREATE OR REPLACE TABLE sites AS FROM collected('sites');
-CREATE OR REPLACE TABLE phases AS FROM collected('phases');
+CREATE OR REPLACE TABLE devices AS FROM collected('devices');
+CREATE OR REPLACE TABLE held AS FROM collected('held');
 CREATE OR REPLACE TABLE ooms AS FROM collected('ooms');
 CREATE OR REPLACE TABLE leaks AS FROM collected('leaks');
 CREATE OR REPLACE TABLE settings AS FROM collected('settings');

@@ -20,6 +20,7 @@ from pytracer.analysis.holder_names import (
     is_variable,
     look_at,
     outermost_name,
+    tells_keeper,
     tells_where,
 )
 from pytracer.analysis.holders import Holder, bytes_of_keepers
@@ -217,7 +218,7 @@ def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
     why = "Shows each line whose memory is kept from step to step."
     found = leaks_of(leaks)
     by_name = (
-        [Suggestion("", f"{sentence(remedy(found))}.")] if tells_where(holder_of(found)) else []
+        [Suggestion("", f"{sentence(remedy(found))}.")] if tells_keeper(holder_of(found)) else []
     )
     return [*by_name, Suggestion(f"pytracer show {path} --leaks", why)]
 

@@ -9,7 +9,7 @@ import numpy as np
 from pytracer.reading.snapshot import Column, Snapshot
 
 NO_TENSOR = "no Python tensor"
-RECEIVED = f"{NO_TENSOR}, perhaps a process that received it"
+LIKELY = f"{NO_TENSOR}, perhaps "
 ITEM = "[…]"  # any item of a list or dict
 INSIDE = " (inside a "  # of a deque, and of other containers without numbers
 COMPILED = "compiled code"  # a variable of code that torch.compile made
@@ -64,6 +64,11 @@ def is_of_forward(holder: str) -> bool:
 def tells_where(holder: str | None) -> TypeGuard[str]:
     """Return whether the text of a holder tells where in the program to look."""
     return holder is not None and not holder.startswith((NO_TENSOR, TEMPORARY))
+
+
+def tells_keeper(holder: str | None) -> bool:
+    """Return whether the text of a holder tells what keeps memory, if only perhaps."""
+    return tells_where(holder) or (holder or "").startswith(LIKELY)
 
 
 def bound_of(holder: str | None) -> tuple[int, int] | None:

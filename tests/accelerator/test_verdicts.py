@@ -178,7 +178,7 @@ REMEDIES = {
 how the first suggestion begins."""
 
 KEPT_BY = {
-    "garbage": "a reference cycle of dict, which gc.collect() would free",
+    "garbage": "a reference cycle of dict['me'], which gc.collect() would free",
     "retry": "kept[…] of attempt(), which the traceback of the handled exception keeps",
     "concatenated": "kept of concatenated()",
 }

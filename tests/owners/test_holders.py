@@ -66,8 +66,7 @@ PATHS = {
     "in_a_running_generator": "inner of numbers()",
     "in_a_task": "mine of inner(), which task (inside a Task) of outer() keeps",
     "in_a_thread": "mine of work()",
-    "in_local_data_of_a_thread": "local (inside a _local)[<ReferenceType>]['kept'] of "
-    "in_local_data_of_a_thread()",
+    "in_local_data_of_a_thread": "local (inside a thread).kept of in_local_data_of_a_thread()",
     "in_an_exception": "lost of _fail(), which the traceback of error of in_an_exception() keeps",
     "in_an_exception_that_is_handled": "lost of _fail(), which the traceback of the handled "
     "exception keeps",
@@ -75,9 +74,9 @@ PATHS = {
     "exception keeps",
     "in_an_exception_while_another_is_handled": "lost of _fail(), which the traceback of an "
     "exception of in_an_exception_while_another_is_handled() keeps",
-    "in_a_reference_cycle": "a reference cycle of Trainer, which gc.collect() would free",
-    "in_a_reference_cycle_of_many": "a reference cycle of Trainer, which gc.collect() would free",
-    "in_a_dict_that_refers_to_itself": "a reference cycle of dict, which gc.collect() would free",
+    "in_a_reference_cycle": "a reference cycle of Trainer.state.me, which gc.collect() would free",
+    "in_a_reference_cycle_of_many": "a reference cycle of Trainer.state.children[0].parent, which gc.collect() would free",
+    "in_a_dict_that_refers_to_itself": "a reference cycle of dict['me'], which gc.collect() would free",
     "in_a_cycle_that_is_held": "kept[0].kept of in_a_cycle_that_is_held()",
 }
 
@@ -127,7 +126,10 @@ def test_a_file_says_who_holds_the_memory(tmp_path: Path) -> None:
             here = "test_a_file_says_who_holds_the_memory()"
             assert found[4004] == f"kept['eval'] of {here}"
             assert found[4008] == f"kept['view'] of {here}"
-            assert found[4012] == "a reference cycle of Trainer, which gc.collect() would free"
+            assert (
+                found[4012]
+                == "a reference cycle of Trainer.state.me, which gc.collect() would free"
+            )
             of_graphs = {
                 snapshot.strings[holder]
                 for size, holder in zip(blocks.requested_bytes.tolist(), blocks.holder, strict=True)
@@ -189,7 +191,9 @@ def test_the_collector_frees_no_garbage_of_a_file() -> None:
             gc.disable()
             gc.set_threshold(*threshold)
         snapshot = load(view.to_bytes({}, {}))
-    assert "a reference cycle of Trainer, which gc.collect() would free" in snapshot.strings
+    assert (
+        "a reference cycle of Trainer.state.me, which gc.collect() would free" in snapshot.strings
+    )
     assert threshold_after == (50, 1, 1)
 
 

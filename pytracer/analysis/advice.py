@@ -57,6 +57,7 @@ _OF_PLACE = {
     reasons.LIMIT,
     reasons.OTHER_POOL,
     reasons.STREAMS,
+    reasons.WAITING,
     reasons.FREED,
     reasons.LIBRARY,
 }
@@ -315,10 +316,11 @@ _OF_STREAMS = {
 
 _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    reasons.OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before "
-    "this line: drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default "
-    "pool.",
+    reasons.OTHER_POOL: "Let all lines allocate in the same pool and on one stream, as by "
+    "torch.cuda.graph(g, pool=first.pool(), stream=side); or free the other ones before this line: "
+    "drop their CUDA graph or MemPool, or call empty_cache() for (0, 0), the default pool.",
     reasons.STREAMS: _OF_STREAMS["idle"],
+    reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "
     "the other streams end their work before this line: torch.accelerator.synchronize().",
     reasons.LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before "

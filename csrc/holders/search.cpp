@@ -105,10 +105,12 @@ class Search {
   }
 
   bool has_all() const {
-    return std::all_of(nodes_.begin(), nodes_.begin() + std::min(targets_.size(), nodes_.size()),
-                       [](const Node& each) { return each.distance < kUnnamed; }) &&
-           std::all_of(opaque_.begin(), opaque_.end(),
-                       [this](size_t each) { return nodes_[each].distance < kUnnamed; });
+    // What C++ keeps has no holder, and after its first whole pass it gets none.
+    const auto is_done = [this](const Node& each) {
+      return each.distance < kUnnamed || (each.holders.empty() && !each.is_cut && each.added < pass_);
+    };
+    return std::all_of(nodes_.begin(), nodes_.begin() + std::min(targets_.size(), nodes_.size()), is_done) &&
+           std::all_of(opaque_.begin(), opaque_.end(), [&](size_t each) { return is_done(nodes_[each]); });
   }
 
   // Backwards first, because what holds an object is mostly older than it. A holder that is found is
@@ -154,11 +156,7 @@ class Search {
     auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
     const bool is_array = type == array_type_;
     const bool is_dict = PyDict_CheckExact(object) && !PyObject_GC_IsTracked(object);
-    const bool is_future = type == future_types_[0] || type == future_types_[1];
-    if ((is_future || is_tensor_capsule(object)) && opaque_.size() < kMaxOpaque && numbers_.count(object) == 0) {
-      opaque_.push_back(add(object, 0));
-      nodes_[opaque_.back()].is_opaque = true;
-    }
+    if (type == capsule_type_ || type == future_types_[0] || type == future_types_[1]) note_opaque(object);
     if (array_type_ == nullptr || (!is_array && !is_dict) || !unlisted_.insert(object).second) return;
     PyObject* const asked = std::exchange(asked_, object);
     const size_t asked_number = std::exchange(asked_number_, kNone);
@@ -169,6 +167,13 @@ class Search {
     }
     asked_ = asked;
     asked_number_ = asked_number;
+  }
+
+  void note_opaque(PyObject* object) {
+    if (PyCapsule_CheckExact(object) && !is_tensor_capsule(object)) return;
+    if (opaque_.size() >= kMaxOpaque || numbers_.count(object) != 0) return;
+    opaque_.push_back(add(object, 0));
+    nodes_[opaque_.back()].is_opaque = true;
   }
 
   void ask_array(PyObject* array) {
@@ -254,8 +259,9 @@ class Search {
     for (size_t i = last; i > 0; --i) {
       PyObject *const holder = nodes_[chain[i]].object, *const held = nodes_[chain[i - 1]].object;
       if (PyTraceBack_Check(holder)) continue;  // the exception or variable that has it names it
+      has_traceback = has_traceback || PyTraceBack_Check(held);
       if (PyTraceBack_Check(held) && PyExceptionInstance_Check(holder)) {
-        has_traceback = true;
+        is_attributes = false;
       } else if (PythonFrame* const frame = frame_in(holder)) {
         keeper = ", which " + std::string(has_traceback ? "the traceback of " : "") + name.text() +
                  " keeps" + keeper;
@@ -359,6 +365,7 @@ class Search {
   const SearchBounds bounds_;
   const ThreadClock clock_;
   const size_t most_nodes_;
+  PyObject* const capsule_type_ = reinterpret_cast<PyObject*>(&PyCapsule_Type);
   PyObject* const future_types_[2];
   std::unordered_map<size_t, std::string> cycles_;  // by node
   std::vector<size_t> opaque_;                      // the nodes of objects whose values only C++ sees

@@ -165,6 +165,11 @@ class KeptSearch {
       } else if (text == kTemporary || text == kOnlyNative) {
         if (text == kTemporary || unheld.count(begins_[i]) == 0) unheld[begins_[i]] = text;
         kept_.tensors[tensor].clear();
+        if (text == kOnlyNative && options_.reads_graphs && tensors_.has_gradient(targets_[i])) {
+          const py::object gradient = tensors_.gradient(targets_[i]);
+          const bool has_graph = gradient && tensors_.is_tensor(gradient.ptr()) && tensors_.node(gradient.ptr());
+          kept_.have_gradients_graphs = kept_.have_gradients_graphs || has_graph;
+        }
       } else {
         std::string& known = kept_.holders[begins_[i]];
         if (known.empty()) known = text;

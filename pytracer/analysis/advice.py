@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
+    AUTOCAST,
     INSIDE,
     ITEM,
+    LIKELY,
     is_garbage,
     is_of_forward,
     is_of_last_exception,
     is_variable,
+    likely_remedy,
     look_at,
     outermost_name,
     tells_keeper,
@@ -266,6 +269,8 @@ def _of_items(data: DeviceData, facts: Facts, least: float) -> list[Suggestion]:
     if most is None or size_bytes < least * held_bytes:
         return []
     name, is_failed = most.name, is_of_failure(data)
+    if name.startswith(LIKELY) and not name.endswith(AUTOCAST):  # a pass may need its copies
+        return [Suggestion("", f"{sentence(likely_remedy(name))}.")]
     if is_garbage(name) or is_failed(name) or is_of_forward(name) or not tells_where(name):
         return []
     is_graph = 2 * most.activation_bytes > size_bytes

@@ -149,7 +149,9 @@ class HoldersNow:
             for number, text in now["roots"].items()
             if text.endswith(IS_GARBAGE) or (roots[number][1] and "[" in text)
         }
-        self.likely = _likely_keeper(torch, now["futures"])
+        self.likely = _likely_keeper(
+            torch, now["futures"], have_graphs=now["have_gradients_graphs"]
+        )
         for begin, text in self.found.items():
             if text == _NO_TENSOR:
                 self.found[begin] = self.likely
@@ -160,12 +162,19 @@ class HoldersNow:
             known.update(zip(known, named, strict=True))
 
 
-def _likely_keeper(torch: Any, futures: list[str]) -> str:
-    """Return what has memory that no Python tensor has; `futures`: who holds those of torch."""
+def _likely_keeper(torch: Any, futures: list[str], *, have_graphs: bool) -> str:
+    """Return what has memory that no Python tensor has.
+
+    Args:
+        futures: Who holds the futures of torch.
+        have_graphs: Whether gradients of such tensors have a graph, which keeps these.
+    """
     keeper = ""
     with contextlib.suppress(Exception):  # another torch
         if torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, _AUTOCASTS)):
             keeper = "autocast's cache"
+    if have_graphs:
+        keeper = "the graph of a gradient"
     if futures:
         ((keeper, _),) = Counter(_ITEM.sub("[…]", text) for text in futures).most_common(1)
     # What torch.multiprocessing has sent to a process is kept until that process drops it.

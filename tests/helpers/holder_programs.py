@@ -189,6 +189,27 @@ def in_a_bound_method() -> str:
     return holder() if calls else ""
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.history: list[object] = []
+
+
+def by_a_method_that_is_called_later() -> str:
+    meter = Meter()
+    keep = meter.history.append
+    keep(wanted())
+    return holder()
+
+
+def in_exc_info() -> str:
+    records = []
+    try:
+        _fail()
+    except ValueError:
+        records.append(sys.exc_info())
+    return holder() if records else ""
+
+
 def in_a_hook() -> str:
     model = Model()
     model.layers[0].register_forward_hook(functools.partial(print, wanted()))

@@ -13,6 +13,7 @@ from pytracer.analysis.holder_names import (
     bound_of,
     is_garbage,
     kept_by_text,
+    likely_remedy,
     look_at,
     main_holders,
     tells_where,
@@ -27,13 +28,6 @@ _FAR = 1_000_000
 
 LEAST_STEPS = 3
 """The number of steps from which a leak can be looked for in one file; 8 are needed to find one."""
-
-_OF_LIKELY = {
-    "a process that received it": "let the processes that receive these tensors drop them",
-    "autocast's cache": "let torch.autocast() end with each step, or call "
-    "torch.clear_autocast_cache()",
-}
-"""What to do about memory of these, which only code in C++ keeps."""
 
 OF_MODEL = "the model"
 """`kept_by` begins with it for parameters and buffers, as in "the model's adapters.[…].weight"."""
@@ -272,8 +266,7 @@ def remedy(growths: Sequence[Growth]) -> str:
     """Return what to do against leaks, as a sentence without a capital letter and a full stop."""
     holder = holder_of(growths)
     if holder is not None and holder.startswith(LIKELY):
-        likely = holder.removeprefix(LIKELY)
-        return _OF_LIKELY.get(likely, f"look at {likely}: a finished future keeps its result")
+        return likely_remedy(holder)
     if not tells_where(holder):
         return (
             "find what stores the memory that these lines allocate and outlives the step: a list, "

@@ -170,7 +170,7 @@ class Search {
   }
 
   void note_opaque(PyObject* object) {
-    if (PyCapsule_CheckExact(object) && !is_tensor_capsule(object)) return;
+    if (PyCapsule_CheckExact(object) && PyCapsule_IsValid(object, kTensorCapsule) == 0) return;
     if (opaque_.size() >= kMaxOpaque || numbers_.count(object) != 0) return;
     opaque_.push_back(add(object, 0));
     nodes_[opaque_.back()].is_opaque = true;
@@ -383,11 +383,6 @@ class Search {
 };
 
 }  // namespace
-
-bool is_tensor_capsule(PyObject* object) {
-  return PyCapsule_CheckExact(object) && (PyCapsule_IsValid(object, "dltensor") != 0 ||
-                                          PyCapsule_IsValid(object, "dltensor_versioned") != 0);
-}
 
 FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
                           PyObject* frames, PyObject* exceptions, const Folders& folders,

@@ -33,8 +33,8 @@ struct FoundHolders {
   std::vector<std::pair<PyObject*, std::string>> opaque{};
 };
 
-// Whether an object is a capsule of DLPack that nobody has taken the tensor of.
-bool is_tensor_capsule(PyObject* object);
+// The name of a capsule of DLPack that nobody has taken the tensor of.
+constexpr const char* kTensorCapsule = "dltensor";
 
 // Returns who holds each target. Throws std::bad_alloc.
 //

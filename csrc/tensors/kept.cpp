@@ -1,7 +1,6 @@
 #include "tensors/kept.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <tuple>
 
@@ -19,29 +18,12 @@ bool is_of_garbage(std::string_view text) {
   return text.size() >= kEnd.size() && text.substr(text.size() - kEnd.size()) == kEnd;
 }
 
-// The beginning of DLPack's tensors, and what is before it in those with a version.
+// The beginning of DLPack's tensors; torch leaves the offset 0.
 struct DLTensor {
   uint64_t address;
   int32_t device_type, device_id;
-  int32_t dimensions;
-  uint32_t type;
-  const int64_t *shape, *strides;
-  uint64_t offset;
-};
-struct DLVersioned {
-  uint32_t major, minor;
-  void *context, *deleter;
-  uint64_t flags;
-  DLTensor tensor;
 };
 constexpr int32_t kDLCPU = 1;
-
-DLTensor tensor_in(PyObject* capsule) {
-  const char* const name = PyCapsule_GetName(capsule);
-  const void* const kept = PyCapsule_GetPointer(capsule, name);
-  const bool is_plain = std::strcmp(name, "dltensor") == 0;
-  return is_plain ? *static_cast<const DLTensor*>(kept) : static_cast<const DLVersioned*>(kept)->tensor;
-}
 
 class KeptSearch {
  public:
@@ -84,7 +66,7 @@ class KeptSearch {
     }
     name(found);
     for (const auto& [object, text] : found.opaque) {
-      if (is_tensor_capsule(object)) {
+      if (PyCapsule_CheckExact(object)) {
         name_capsule(object, text);
       } else {
         kept_.futures.push_back(text);
@@ -196,9 +178,9 @@ class KeptSearch {
 
   // A tensor in a capsule, of which there may be no object in Python.
   void name_capsule(PyObject* capsule, const std::string& text) {
-    const DLTensor tensor = tensor_in(capsule);
+    const auto& tensor = *static_cast<const DLTensor*>(PyCapsule_GetPointer(capsule, kTensorCapsule));
     const int device = tensor.device_type == kDLCPU ? -1 : tensor.device_id;
-    const StorageBegin begin{device, tensor.address + tensor.offset};
+    const StorageBegin begin{device, tensor.address};
     auto known = kept_.holders.upper_bound(begin);
     const bool is_inside = known != kept_.holders.begin() && (--known)->first.first == device &&
                            ends_[known->first] > begin.second;

@@ -80,7 +80,7 @@ MAX_GRAPH_SECONDS = 0.2
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h
 _NO_TENSOR = "no Python tensor"  # csrc/holders/roots.h
-_AUTOCASTS = "cuda", "npu", "cpu"
+_AUTOCASTS = "cuda", "cpu", "npu"
 
 Begin = tuple[int, int]
 """Where the storage of a tensor begins: the device, -1 for the CPU, and the address."""

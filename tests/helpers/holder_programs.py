@@ -10,6 +10,7 @@ import contextvars
 import functools
 import gc
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator

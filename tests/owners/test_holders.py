@@ -213,7 +213,7 @@ def test_what_only_code_in_cpp_keeps(tmp_path: Path) -> None:
     here = "test_what_only_code_in_cpp_keeps()"
     assert found[4044] == f"exported[0] (inside a PyCapsule) of {here}"
     assert found[4048] == f"viewed of {here}"
-    assert found[4052].endswith("Square.forward.<locals>.SquareBackward.y, which gc.collect() would free") or found[4052].startswith("a reference cycle of SquareBackward.y,")
+    assert found[4052] == "a reference cycle of SquareBackward.y, which gc.collect() would free"
     assert viewed is not None
     assert exported
 

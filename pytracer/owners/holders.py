@@ -22,7 +22,7 @@ MARKS = {
 }
 """How texts name a container that `csrc/holders/` cannot look into, and how one with a bound."""
 
-_ITEM = re.compile(r"\[\d+\]")
+_ITEM, _ANY_ITEM = re.compile(r"\[\d+\]"), re.compile(r"\[[^]]*\]")
 
 
 def with_bounds(texts: list[str], hidden: list[str], seconds: float) -> list[str]:
@@ -176,7 +176,7 @@ def _likely_keeper(torch: Any, futures: list[str], *, have_graphs: bool) -> str:
     if have_graphs:
         keeper = "the graph of a gradient"
     if futures:
-        ((keeper, _),) = Counter(_ITEM.sub("[…]", text) for text in futures).most_common(1)
+        ((keeper, _),) = Counter(_ANY_ITEM.sub("[…]", text) for text in futures).most_common(1)
     # What torch.multiprocessing has sent to a process is kept until that process drops it.
     reductions = sys.modules.get("torch.multiprocessing.reductions")
     sent = list(getattr(reductions, "shared_cache", {}).items())

@@ -166,7 +166,7 @@ REMEDIES = {
     "cached_pool": (
         OTHER_POOL,
         "1.953 GiB are free in the memory pool (0, 1), which accelerator/oom_programs.py:",
-        "Let both lines allocate in the same pool; or free the other one before this line",
+        "Let all lines allocate in the same pool and on one stream",
     ),
     "workspaces_of_streams": (
         STREAMS,

@@ -12,6 +12,7 @@ constexpr bool kVariablesAreKnown = false;
 inline PyObject** variables(PythonFrame*) noexcept { return nullptr; }
 inline int variable_count(PythonFrame*) noexcept { return 0; }
 inline int temporary_count(PythonFrame*) noexcept { return 0; }
+inline int most_temporaries(PythonFrame*) noexcept { return 0; }
 inline PyObject* global_variables(PythonFrame*) noexcept { return nullptr; }
 inline PyObject* names_of_variables(PyCodeObject*) noexcept { return nullptr; }
 inline PythonFrame* frame_of_object(PyObject*) noexcept { return nullptr; }
@@ -31,6 +32,8 @@ inline int temporary_count(PythonFrame* frame) noexcept {
   const int count = frame->stacktop - variable_count(frame);
   return count > 0 && count <= code_object(frame)->co_stacksize ? count : 0;
 }
+// How many there may be: what is in these places may be no value, or one that was freed long ago.
+inline int most_temporaries(PythonFrame* frame) noexcept { return code_object(frame)->co_stacksize; }
 inline PyObject* global_variables(PythonFrame* frame) noexcept { return frame->f_globals; }
 inline PyObject* names_of_variables(PyCodeObject* code) noexcept {
   return code->co_localsplusnames;

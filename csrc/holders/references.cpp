@@ -3,6 +3,7 @@
 #include <structmember.h>
 
 #include <cstring>
+#include <utility>
 
 namespace pytracer {
 
@@ -58,6 +59,12 @@ bool is_element(PyObject* set, PyObject* object) {
     if (elements->table[i].key == object) return true;
   }
   return false;
+}
+
+// Whether objects of a type have other attributes in each thread, as those of threading.local.
+bool is_thread_local(PyTypeObject* type) {
+  while (type != nullptr && std::strcmp(type->tp_name, "_thread._local") != 0) type = type->tp_base;
+  return type != nullptr;
 }
 
 // Members of types in C, and __slots__.
@@ -207,7 +214,10 @@ bool ReferenceTexts::append_index(std::string& path, PyObject* holder, PyObject*
 void ReferenceTexts::append(std::string& path, PyObject* holder, PyObject* held,
                             bool& is_attributes) {
   const bool was_attributes = is_attributes;
-  is_attributes = false;
+  const bool are_of_threads = std::exchange(are_of_threads_, is_thread_local(Py_TYPE(holder)));
+  is_attributes = are_of_threads && PyDict_Check(holder);  // the dict of the threads' dicts
+  if (are_of_threads_) path += " (inside a thread)";
+  if (are_of_threads_ || is_attributes) return;
   if (PyDict_Check(holder) && append_dict(path, holder, held, was_attributes)) return;
   if ((PyList_Check(holder) || PyTuple_Check(holder)) &&
       append_index(path, holder, PySequence_Fast_ITEMS(holder), Py_SIZE(holder), held)) {

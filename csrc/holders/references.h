@@ -57,6 +57,7 @@ class ReferenceTexts {
     return size > kFew ? next_[container] : first_ = 0;
   }
 
+  bool are_of_threads_ = false;  // the path leads to the dicts of a threading.local
   std::unordered_map<PyObject*, Py_ssize_t> next_;
   Py_ssize_t first_ = 0;
   // How many more items are looked at, for all texts together. Then an item is "[…]". Attributes are few.

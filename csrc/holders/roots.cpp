@@ -69,7 +69,10 @@ void Roots::add_frames(PyObject* threads, const Folders& folders) {
     if (!PyFrame_Check(innermost)) continue;
     for (PythonFrame* frame = frame_of_object(innermost); frame != nullptr;
          frame = outer_frame(frame)) {
-      if (is_shim(frame) || is_in(code_object(frame), folders.hidden)) continue;
+      if (is_shim(frame)) continue;
+      PyObject** const values = variables(frame) + variable_count(frame);
+      values_.insert(values, values + most_temporaries(frame));
+      if (is_in(code_object(frame), folders.hidden)) continue;
       add_frame(frame, !is_in(code_object(frame), folders.unnamed));
     }
   }

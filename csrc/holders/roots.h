@@ -7,6 +7,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "holders/frame_variables.h"
@@ -15,6 +16,9 @@ namespace pytracer {
 
 // What has no name: the value of an expression, and what code that runs has.
 constexpr const char* kTemporary = "a temporary value";
+
+// What no Python object and no code in Python refers to: C++ keeps it.
+constexpr const char* kOnlyNative = "no Python tensor";
 
 struct Folders {
   std::vector<std::string> hidden;   // of functions whose variables are no roots
@@ -39,6 +43,9 @@ class Roots {
     const auto place = found_.find(object);
     return place != found_.end() && place->second.kind == Kind::unnamed;
   }
+  // Whether code in Python that runs may have an object as the value of an expression. It has not if its
+  // address is nowhere on the stack of values of any frame.
+  bool may_be_value(PyObject* object) const { return values_.count(object) != 0; }
   // How often the known frames refer to an object.
   size_t references(PyObject* object) const;
   struct Name {
@@ -72,6 +79,7 @@ class Roots {
   void add_modules();
 
   std::unordered_map<PyObject*, Root> found_;
+  std::unordered_set<PyObject*> values_;  // or what looks like one
 };
 
 }  // namespace pytracer

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kFar = 1 << 20;         // the distance from a root, if none was found
 constexpr int kUnnamed = 1 << 10;     // that of a root without a name: any path from a name is nearer
+constexpr size_t kMaxOpaque = 10'000;
 constexpr size_t kMaxEdges = 64;      // how many holders of one object are kept
 constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before the clock is
 constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
@@ -31,6 +32,7 @@ struct Node {
   int distance = kFar;   // from a root
   size_t via = SIZE_MAX; // the holder that is nearest to a root; of a root, SIZE_MAX
   bool is_cut = false;   // not all of its holders are known
+  bool is_opaque = false;
   Py_ssize_t references = 0;  // how many were seen
   std::vector<size_t> holders{};
 };
@@ -40,7 +42,8 @@ class Search {
   Search(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects, Roots roots,
          const SearchBounds& bounds)
       : roots_(std::move(roots)), targets_(targets), list_(list), objects_(objects), bounds_(bounds),
-        most_nodes_(3 * targets.size() + bounds.holders) {
+        most_nodes_(3 * targets.size() + bounds.holders),
+        future_types_{variable_of_module("torch._C", "Future"), variable_of_module("torch.futures", "Future")} {
     nodes_.reserve(targets.size());
     for (PyObject* each : targets) add(each, 0);
   }
@@ -64,11 +67,18 @@ class Search {
       } else if (nodes_[target].distance < kFar) {
         texts.push_back(path_to(target));
       } else {
-        const std::string cycle = cycle_of(target);
-        texts.push_back(cycle.empty() && is_temporary(target) ? kTemporary : cycle);
+        texts.push_back(cycle_of(target));
+        bool may_be_value = false;
+        if (texts.back().empty() && is_unheld(target, may_be_value)) {
+          texts.back() = may_be_value ? kTemporary : kOnlyNative;
+        }
       }
     }
-    return {std::move(texts), !is_late_ && !is_over_};
+    FoundHolders found{std::move(texts), !is_late_ && !is_over_};
+    for (const size_t each : opaque_) {
+      if (nodes_[each].distance < kFar && !is_over_) found.opaque.emplace_back(nodes_[each].object, path_to(each));
+    }
+    return found;
   }
 
  private:
@@ -95,8 +105,12 @@ class Search {
   }
 
   bool has_all() const {
-    return std::all_of(nodes_.begin(), nodes_.begin() + std::min(targets_.size(), nodes_.size()),
-                       [](const Node& each) { return each.distance < kUnnamed; });
+    // What C++ keeps has no holder, and after its first whole pass it gets none.
+    const auto is_done = [this](const Node& each) {
+      return each.distance < kUnnamed || (each.holders.empty() && !each.is_cut && each.added < pass_);
+    };
+    return std::all_of(nodes_.begin(), nodes_.begin() + std::min(targets_.size(), nodes_.size()), is_done) &&
+           std::all_of(opaque_.begin(), opaque_.end(), [&](size_t each) { return is_done(nodes_[each]); });
   }
 
   // Backwards first, because what holds an object is mostly older than it. A holder that is found is
@@ -128,7 +142,7 @@ class Search {
     const int whole = nodes_[place->second].added + 1;
     if (pass_ > whole) return;
     if (pass_ == whole) ++nodes_[place->second].references;
-    if (asked_ == list_ || asked_ == object) return;
+    if (asked_ == list_) return;
     if (is_running_generator(asked_)) {
       nodes_[place->second].is_cut = true;  // its function may be hidden
       return;
@@ -137,10 +151,12 @@ class Search {
   }
 
   // The collector does not know arrays of numpy, whose elements may be objects, nor dicts that have
-  // nothing that it knows.
+  // nothing that it knows. And nothing tells what is in an opaque object, so its own holders are wanted.
   void ask_unlisted(PyObject* object) {
-    const bool is_array = reinterpret_cast<PyObject*>(Py_TYPE(object)) == array_type_;
+    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+    const bool is_array = type == array_type_;
     const bool is_dict = PyDict_CheckExact(object) && !PyObject_GC_IsTracked(object);
+    if (type == capsule_type_ || type == future_types_[0] || type == future_types_[1]) note_opaque(object);
     if (array_type_ == nullptr || (!is_array && !is_dict) || !unlisted_.insert(object).second) return;
     PyObject* const asked = std::exchange(asked_, object);
     const size_t asked_number = std::exchange(asked_number_, kNone);
@@ -151,6 +167,13 @@ class Search {
     }
     asked_ = asked;
     asked_number_ = asked_number;
+  }
+
+  void note_opaque(PyObject* object) {
+    if (PyCapsule_CheckExact(object) && PyCapsule_IsValid(object, kTensorCapsule) == 0) return;
+    if (opaque_.size() >= kMaxOpaque || numbers_.count(object) != 0) return;
+    opaque_.push_back(add(object, 0));
+    nodes_[opaque_.back()].is_opaque = true;
   }
 
   void ask_array(PyObject* array) {
@@ -201,7 +224,10 @@ class Search {
       has_changed = false;
       for (size_t i = nodes_.size(); i-- > 0;) {
         for (const size_t holder : nodes_[i].holders) {
-          const int distance = nodes_[holder].distance + 1;
+          // A list has a better name than the one of its method that is called later.
+          PyObject* const object = nodes_[holder].object;
+          const bool is_method = PyMethod_Check(object) || PyCFunction_Check(object);
+          const int distance = nodes_[holder].distance + (is_method ? kUnnamed : 1);
           if (distance >= nodes_[i].distance) continue;
           nodes_[i].distance = distance;
           nodes_[i].via = holder;
@@ -233,8 +259,9 @@ class Search {
     for (size_t i = last; i > 0; --i) {
       PyObject *const holder = nodes_[chain[i]].object, *const held = nodes_[chain[i - 1]].object;
       if (PyTraceBack_Check(holder)) continue;  // the exception or variable that has it names it
+      has_traceback = has_traceback || PyTraceBack_Check(held);
       if (PyTraceBack_Check(held) && PyExceptionInstance_Check(holder)) {
-        has_traceback = true;
+        is_attributes = false;
       } else if (PythonFrame* const frame = frame_in(holder)) {
         keeper = ", which " + std::string(has_traceback ? "the traceback of " : "") + name.text() +
                  " keeps" + keeper;
@@ -246,22 +273,24 @@ class Search {
         texts_.append(name.path, holder, held, is_attributes);
       }  // else: a variable that an inner function uses, too
     }
+    if (nodes_[target].is_opaque) name.path += " (inside a " + class_name(Py_TYPE(nodes_[target].object)) + ")";
     return name.text() + keeper;
   }
 
   static bool is_of_tree(PyObject* object) { return class_name(Py_TYPE(object)).rfind("hamt", 0) == 0; }
 
   // Whether no object refers to the target but the arguments of calls, and lists that nothing refers to,
-  // so that code that runs has it.
-  bool is_temporary(size_t target, int nesting = 0) const {
+  // so that code that runs has it, or C++. `may_be_value`: set if it may be code in Python.
+  bool is_unheld(size_t target, bool& may_be_value, int nesting = 0) const {
     const Node& node = nodes_[target];
     if (node.is_cut || passes_ <= node.added || nesting > kMaxNesting) return false;
-    return std::all_of(node.holders.begin(), node.holders.end(), [this, nesting](size_t each) {
+    may_be_value = may_be_value || roots_.may_be_value(node.object);
+    return std::all_of(node.holders.begin(), node.holders.end(), [&](size_t each) {
       // An inner function shares the arguments of the outer one by a cell: Module._call_impl has one.
       PyObject* const holder = nodes_[each].object;
       const bool is_of_call = PyTuple_CheckExact(holder) || PyList_CheckExact(holder) ||
                               PyDict_CheckExact(holder) || PyCell_Check(holder);
-      return is_of_call && is_temporary(each, nesting + 1);
+      return is_of_call && is_unheld(each, may_be_value, nesting + 1);
     });
   }
 
@@ -284,13 +313,46 @@ class Search {
         waiting.push_back(holder);
       }
     }
-    if (seen.size() == 1) return "";
-    // The object of a class of the program says most, else the first.
-    const auto instance = std::find_if(seen.begin() + 1, seen.end(), [this](size_t each) {
-      return PyType_HasFeature(Py_TYPE(nodes_[each].object), Py_TPFLAGS_HEAPTYPE);
-    });
-    PyObject* const named = nodes_[instance == seen.end() ? seen[1] : *instance].object;
-    return "a reference cycle of " + class_name(Py_TYPE(named)) + kGarbage;
+    // The object of a class of the program says most, then a function, else the first.
+    std::string found;
+    for (int kind = 0; kind < 3 && found.empty(); ++kind) {
+      for (size_t i = seen.size() > 1 ? 1 : 0; i < seen.size() && found.empty(); ++i) {
+        PyObject* const object = nodes_[seen[i]].object;
+        const bool is_instance = PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE) != 0;
+        if (kind == 2 || (kind == 1 ? PyFunction_Check(object) : is_instance)) found = cycle_from(seen[i]);
+      }
+    }
+    return "a reference cycle" + (found.empty() ? "" : " of " + found) + kGarbage;
+  }
+
+  // How an object refers to itself: "Node.children[0].parent"; "": it does not.
+  const std::string& cycle_from(size_t first) {
+    const auto [place, is_new] = cycles_.try_emplace(first);
+    if (!is_new) return place->second;
+    std::unordered_map<size_t, size_t> held;  // by holder
+    std::vector<size_t> waiting{first};
+    for (size_t i = 0; i < waiting.size() && held.count(first) == 0 && --cycles_left_ >= 0; ++i) {
+      for (const size_t holder : nodes_[waiting[i]].holders) {
+        if (held.try_emplace(holder, waiting[i]).second) waiting.push_back(holder);
+      }
+    }
+    if (held.count(first) == 0) return place->second;
+    PyObject* const object = nodes_[first].object;
+    const bool is_function = PyFunction_Check(object);
+    std::string path = is_function ? text_of(reinterpret_cast<PyFunctionObject*>(object)->func_qualname) + "()"
+                                   : class_name(Py_TYPE(object));
+    size_t holder = first;
+    int length = 0;
+    for (bool is_attributes = false; !is_function && ++length <= bounds_.depth;) {
+      const size_t next = held.at(holder);
+      std::string further = path;
+      texts_.append(further, nodes_[holder].object, nodes_[next].object, is_attributes);
+      if (further.back() == ')') break;  // the rest has no names
+      path = further;
+      holder = next;
+      if (holder == first) break;
+    }
+    return place->second = path;
   }
 
   static constexpr size_t kNone = SIZE_MAX;
@@ -303,6 +365,10 @@ class Search {
   const SearchBounds bounds_;
   const ThreadClock clock_;
   const size_t most_nodes_;
+  PyObject* const capsule_type_ = reinterpret_cast<PyObject*>(&PyCapsule_Type);
+  PyObject* const future_types_[2];
+  std::unordered_map<size_t, std::string> cycles_;  // by node
+  std::vector<size_t> opaque_;                      // the nodes of objects whose values only C++ sees
   std::vector<Node> nodes_;                         // the targets come first
   std::unordered_map<PyObject*, size_t> numbers_;   // of the nodes
   std::vector<bool> may_be_wanted_ = std::vector<bool>(size_t{1} << kHashBits);  // by hash

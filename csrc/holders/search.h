@@ -8,6 +8,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "holders/roots.h"
@@ -24,10 +25,16 @@ struct SearchBounds {
 };
 
 struct FoundHolders {
-  // Of each target: "losses[41] of main()"; "a temporary value": code that runs; "": nobody was found.
+  // Of each target: "losses[41] of main()"; "a temporary value": code that runs; "no Python tensor": only
+  // C++; "": nobody was found.
   std::vector<std::string> texts;
   bool is_whole;  // the search was not cut off by its time
+  // Objects whose values only C++ sees, and who holds them: "exported[3] (inside a PyCapsule) of main()".
+  std::vector<std::pair<PyObject*, std::string>> opaque{};
 };
+
+// The name of a capsule of DLPack that nobody has taken the tensor of.
+constexpr const char* kTensorCapsule = "dltensor";
 
 // Returns who holds each target. Throws std::bad_alloc.
 //

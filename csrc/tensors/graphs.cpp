@@ -36,10 +36,12 @@ void Graphs::read(PyObject* objects) {
   begin(objects);
   walk();
   for (PyObject* frame : frames_) read_checkpoint(frame);
+  for (const auto& [node, tensor] : made_by_) graph_of[tensor] = first_of(tensor);
 }
 
 void Graphs::begin(PyObject* objects) {
   waiting_.emplace_back(current_, 0);
+  std::vector<std::pair<py::object, uintptr_t>> of_tensors;  // come first, because they tell what keeps a node
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
     PyObject* const object = PyList_GET_ITEM(objects, i);
     const bool is_tensor = tensors_.is_tensor(object);
@@ -47,7 +49,7 @@ void Graphs::begin(PyObject* objects) {
       frames_.push_back(object);
     } else if (!is_tensor && !is_instance(object, function_class_)) {
       continue;
-    } else if (waiting_.size() >= bounds_.nodes) {  // asking a tensor makes an object of its node too
+    } else if (waiting_.size() + of_tensors.size() >= bounds_.nodes) {  // asking a tensor makes an object of its node too
       is_complete = false;
     } else if (!is_tensor) {
       waiting_.emplace_back(py::reinterpret_borrow<py::object>(object), 0);
@@ -55,12 +57,13 @@ void Graphs::begin(PyObject* objects) {
       const auto number = reinterpret_cast<uintptr_t>(object);
       const auto [place, is_first] = made_by_.try_emplace(node.ptr(), number);
       if (is_first) {
-        waiting_.emplace_back(std::move(node), number);
+        of_tensors.emplace_back(std::move(node), number);
       } else {  // another view of the same tensor
         later[number] = place->second;
       }
     }
   }
+  waiting_.insert(waiting_.end(), of_tensors.begin(), of_tensors.end());
 }
 
 void Graphs::walk() {
@@ -73,9 +76,10 @@ void Graphs::walk() {
 
 // False: a bound was reached.
 bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
+  const auto known = seen_.find(node.ptr());
+  if (known != seen_.end() && kept_by == 0) return true;
   const auto made = made_by_.find(node.ptr());
   if (made != made_by_.end() && made->second != kept_by) later[made->second] = kept_by;
-  const auto known = seen_.find(node.ptr());
   size_t together = 0;
   if (known == seen_.end()) {
     together = count(kept_by);

@@ -40,6 +40,8 @@ class Graphs {
   std::vector<Saved> saved;  // a storage may come more than once
   // Tensors that were computed from others, by the ids of the others: they keep what these keep.
   std::unordered_map<uintptr_t, uintptr_t> later;
+  // The number of the graph of each tensor that keeps one; connected graphs are one.
+  std::unordered_map<uintptr_t, uintptr_t> graph_of;
   uint64_t unread = 0;       // nodes, and regions of checkpoints, that could not be read
   bool is_complete = true;   // neither bound was reached
 

@@ -18,6 +18,13 @@ bool is_of_garbage(std::string_view text) {
   return text.size() >= kEnd.size() && text.substr(text.size() - kEnd.size()) == kEnd;
 }
 
+// The beginning of DLPack's tensors; torch leaves the offset 0.
+struct DLTensor {
+  uint64_t address;
+  int32_t device_type, device_id;
+};
+constexpr int32_t kDLCPU = 1;
+
 class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {}
@@ -41,6 +48,7 @@ class KeptSearch {
     kept_.has_all_graphs = graphs.is_complete;
     kept_.unread = graphs.unread + (graphs.is_complete ? 0 : 1);
     kept_.later = std::move(graphs.later);
+    graph_of_ = std::move(graphs.graph_of);
   }
 
   Kept run(PyObject* objects, PyObject* frames, PyObject* exceptions) {
@@ -57,6 +65,13 @@ class KeptSearch {
       kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
     }
     name(found);
+    for (const auto& [object, text] : found.opaque) {
+      if (PyCapsule_CheckExact(object)) {
+        name_capsule(object, text);
+      } else {
+        kept_.futures.push_back(text);
+      }
+    }
     return std::move(kept_);
   }
 
@@ -78,13 +93,13 @@ class KeptSearch {
     const size_t first = all.size() - std::min(all.size(), options_.looked);
     kept_.has_all = first == 0 && !options_.has_hidden;
     std::set<uintptr_t> keepers;
-    for (const auto& [begin, tensor] : kept_.graphs) keepers.insert(tensor);
-    for (const auto& [tensor, other] : kept_.later) keepers.insert(other);
+    for (const auto& [tensor, graph] : graph_of_) keepers.insert(tensor);
     struct Candidate {
       bool keeps_no_graph;
       uint64_t size;
       PyObject* tensor;
       StorageBegin begin;
+      uint64_t end;
     };
     std::vector<Candidate> found;
     for (size_t i = first; i < all.size(); ++i) {
@@ -94,7 +109,8 @@ class KeptSearch {
       const bool keeps_graph = keepers.count(reinterpret_cast<uintptr_t>(all[i])) != 0;
       for (const TensorMemory& part : parts) {
         const StorageBegin begin{part.device, part.begin};
-        if (keeps_graph || is_wanted(begin)) found.push_back({!keeps_graph, part.size, all[i], begin});
+        if (!keeps_graph && !is_wanted(begin)) continue;
+        found.push_back({!keeps_graph, part.size, all[i], begin, part.address + part.size});
       }
     }
     std::stable_sort(found.begin(), found.end(), [](const Candidate& one, const Candidate& other) {
@@ -108,12 +124,14 @@ class KeptSearch {
     for (const Candidate& each : found) {
       targets_.push_back(each.tensor);
       begins_.push_back(each.begin);
+      ends_[each.begin] = std::max(ends_[each.begin], each.end);
     }
   }
 
   void name(const FoundHolders& found) {
     std::map<StorageBegin, std::pair<std::string, std::vector<PyObject*>>> garbage;
-    std::set<StorageBegin> temporary;
+    std::map<StorageBegin, std::string> unheld;
+    std::unordered_map<uintptr_t, const std::string*> garbage_tensors;
     for (size_t i = 0; i < begins_.size(); ++i) {
       const std::string& text = found.texts[i];
       const auto tensor = reinterpret_cast<uintptr_t>(targets_[i]);
@@ -124,10 +142,16 @@ class KeptSearch {
         auto& of_begin = garbage[begins_[i]];
         if (of_begin.first.empty()) of_begin.first = text;
         of_begin.second.push_back(targets_[i]);
+        garbage_tensors[tensor] = &text;
         kept_.holders.try_emplace(begins_[i]);
-      } else if (text == kTemporary) {
-        temporary.insert(begins_[i]);
+      } else if (text == kTemporary || text == kOnlyNative) {
+        if (text == kTemporary || unheld.count(begins_[i]) == 0) unheld[begins_[i]] = text;
         kept_.tensors[tensor].clear();
+        if (text == kOnlyNative && options_.reads_graphs && tensors_.has_gradient(targets_[i])) {
+          const py::object gradient = tensors_.gradient(targets_[i]);
+          const bool has_graph = gradient && tensors_.is_tensor(gradient.ptr()) && tensors_.node(gradient.ptr());
+          kept_.have_gradients_graphs = kept_.have_gradients_graphs || has_graph;
+        }
       } else {
         std::string& known = kept_.holders[begins_[i]];
         if (known.empty()) known = text;
@@ -138,14 +162,39 @@ class KeptSearch {
       std::string& known = kept_.holders[begin];
       if (known.empty() && tensors_.are_all_of_storage(each.second)) known = each.first;
     }
-    for (const StorageBegin& begin : temporary) {
+    // What a graph keeps is garbage if all tensors that keep the graph are.
+    std::set<uintptr_t> used;
+    for (const auto& [tensor, graph] : graph_of_) {
+      if (garbage_tensors.count(tensor) == 0) used.insert(graph);
+    }
+    for (const auto& [tensor, graph] : graph_of_) {
+      if (used.count(graph) == 0) kept_.tensors[tensor] = *garbage_tensors[tensor];
+    }
+    for (const auto& [begin, text] : unheld) {
       std::string& known = kept_.holders[begin];
-      if (known.empty()) known = kTemporary;
+      if (known.empty()) known = text;
+    }
+  }
+
+  // A tensor in a capsule, of which there may be no object in Python.
+  void name_capsule(PyObject* capsule, const std::string& text) {
+    const auto& tensor = *static_cast<const DLTensor*>(PyCapsule_GetPointer(capsule, kTensorCapsule));
+    const int device = tensor.device_type == kDLCPU ? -1 : tensor.device_id;
+    const StorageBegin begin{device, tensor.address};
+    auto known = kept_.holders.upper_bound(begin);
+    const bool is_inside = known != kept_.holders.begin() && (--known)->first.first == device &&
+                           ends_[known->first] > begin.second;
+    if (!is_inside) {
+      if (is_wanted(begin)) kept_.holders.emplace(begin, text);
+    } else if (known->second.empty() || known->second == kOnlyNative) {
+      known->second = text;
     }
   }
 
   TensorReader& tensors_;
   KeptOptions options_;
+  std::map<StorageBegin, uint64_t> ends_;  // of the tensors
+  std::unordered_map<uintptr_t, uintptr_t> graph_of_;  // see Graphs
   std::vector<PyObject*> targets_;    // tensors, then roots
   std::vector<StorageBegin> begins_;  // of the tensors
   Kept kept_;

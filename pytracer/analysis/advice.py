@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
+    AUTOCAST,
     INSIDE,
     ITEM,
+    LIKELY,
     is_garbage,
     is_of_forward,
     is_of_last_exception,
     is_variable,
+    likely_remedy,
     look_at,
     outermost_name,
+    tells_keeper,
     tells_where,
 )
 from pytracer.analysis.holders import Holder, bytes_of_keepers
@@ -56,6 +60,7 @@ _OF_PLACE = {
     reasons.LIMIT,
     reasons.OTHER_POOL,
     reasons.STREAMS,
+    reasons.WAITING,
     reasons.FREED,
     reasons.LIBRARY,
 }
@@ -217,7 +222,7 @@ def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
     why = "Shows each line whose memory is kept from step to step."
     found = leaks_of(leaks)
     by_name = (
-        [Suggestion("", f"{sentence(remedy(found))}.")] if tells_where(holder_of(found)) else []
+        [Suggestion("", f"{sentence(remedy(found))}.")] if tells_keeper(holder_of(found)) else []
     )
     return [*by_name, Suggestion(f"pytracer show {path} --leaks", why)]
 
@@ -264,6 +269,8 @@ def _of_items(data: DeviceData, facts: Facts, least: float) -> list[Suggestion]:
     if most is None or size_bytes < least * held_bytes:
         return []
     name, is_failed = most.name, is_of_failure(data)
+    if name.startswith(LIKELY) and not name.endswith(AUTOCAST):  # a pass may need its copies
+        return [Suggestion("", f"{sentence(likely_remedy(name))}.")]
     if is_garbage(name) or is_failed(name) or is_of_forward(name) or not tells_where(name):
         return []
     is_graph = 2 * most.activation_bytes > size_bytes
@@ -314,10 +321,11 @@ _OF_STREAMS = {
 
 _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    reasons.OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before "
-    "this line: drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default "
-    "pool.",
+    reasons.OTHER_POOL: "Let all lines allocate in the same pool and on one stream, as by "
+    "torch.cuda.graph(g, pool=first.pool(), stream=side); or free the other ones before this line: "
+    "drop their CUDA graph or MemPool, or call empty_cache() for (0, 0), the default pool.",
     reasons.STREAMS: _OF_STREAMS["idle"],
+    reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "
     "the other streams end their work before this line: torch.accelerator.synchronize().",
     reasons.LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before "

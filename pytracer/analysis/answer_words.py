@@ -11,7 +11,7 @@ from pytracer.analysis.advice import is_much_unallocated
 from pytracer.analysis.alike_rows import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.explanation import Explanation
-from pytracer.analysis.frame_text import call_site_text, chain_text, shown_callers
+from pytracer.analysis.frame_text import chain_text, shown_callers
 from pytracer.analysis.holder_names import kept_by_text, tells_where
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.host_growth import HostGrowth
@@ -25,7 +25,7 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.oom import reasons
-from pytracer.analysis.stream_memory import idle_streams_text, main_site_text
+from pytracer.analysis.stream_memory import idle_streams_text, waiting_text
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
 
@@ -41,6 +41,7 @@ REASONS = {
     reasons.OTHERS: "memory outside of torch's allocator",
     reasons.OTHER_POOL: "free memory in another pool",
     reasons.STREAMS: "memory of idle streams",
+    reasons.WAITING: "freed memory waits for a stream",
     reasons.FREED: "memory became free too late",
     reasons.LIBRARY: "a library got no memory of the device",
     reasons.LARGER_INPUT: "this step needs more than those before",
@@ -243,13 +244,9 @@ def _reserved(explanation: Explanation) -> Iterator[Line]:
     if found.kind != "waiting":
         text = idle_streams_text(found)
     else:
-        by = main_site_text(found)
         if found.step is not None and explanation.has_steps:
             text = f"in step {found.step}, {text}"
-        text += f" were freed while another stream still used them (record_stream){by}"
-        if found.freed_at is not None:
-            text += f", freed by {call_site_text(found.freed_at)}"
-        text += ". Until that stream is done, the allocator takes more from the device."
+        text += f" {waiting_text(found)}"
     yield Line("why", text, frame=found.call_site)
 
 

@@ -109,17 +109,20 @@ _NATIVE_FILE = re.compile(
     r"|(?:.*/)?python[\d.]*",
     re.DOTALL,
 )
-_NATIVE_NAME = re.compile(r"\?\?|.*(?:::|\().*", re.DOTALL)
+# Each thread begins with one of the functions of C, whose library may have any file.
+_BEGIN = r"(?:execute_native_thread_routine|start_thread|clone3?|_start)(?:\.\w+)*"
+_NATIVE_NAME = re.compile(rf"\?\?|.*(?:::|\().*|{_BEGIN}", re.DOTALL)
 
 # The most informative frame of a stack without Python frames, as on autograd's threads: the node of
-# the backward, or the operator that was called.
-_NODE = re.compile(r"::\w+Backward\d*::apply\(")
+# the backward, autograd's engine, which adds gradients, or the operator that was called.
+_NODE = re.compile(r"\btorch::autograd::(?:\w+::)*\w+::apply\(")
+_NATIVE_ENGINE = re.compile(r"\btorch::autograd::Engine::")
 _OPERATOR = re.compile(r"\bat::_ops::(?!empty)\w+::(?:call|redispatch)\(")
 
 # The frames of torch's recorder and of the allocator, which are innermost in each C++ stack, and
 # frames without a name.
 _RECORDER = re.compile(
-    r"^\?\?$|^torch::unwind::|CapturedTraceback|gather(?:_with_cpp|Context)|CachingAllocator|"
+    rf"^{_BEGIN}$|^\?\?$|^torch::unwind::|CapturedTraceback|gather(?:_with_cpp|Context)|CachingAllocator|"
     r"c10::(?:alloc_cpu|StorageImpl)"
 )
 # The Python function of torch that calls autograd's engine, which runs nodes on the same thread.
@@ -140,8 +143,8 @@ def call_sites(stacks: Stacks) -> Column:
     The call site is the innermost frame of the program: a Python frame outside torch's packages,
     the code that torch generates, and the standard library. In a stack without such a frame, the
     call site is the innermost Python frame. In a stack of C++ frames only, it is the innermost node
-    of autograd, else the innermost operator of torch, else the innermost frame that has a name
-    and is neither of torch's recorder nor of the allocator, else the innermost frame.
+    of autograd, else its engine, else the innermost operator of torch, else the innermost frame
+    that has a name and is neither of torch's recorder nor of the allocator, else the innermost one.
 
     Where a node of autograd has made an allocation, and no Python code that the node runs, the call
     site is that of the forward call that made the node, and names the node.
@@ -152,12 +155,13 @@ def call_sites(stacks: Stacks) -> Column:
     is_pythons = is_python(stacks)
     begin, end = stacks.offsets[:-1], stacks.offsets[1:]
     innermost = begin
-    is_operator, is_node = (
-        frames_matching(pattern.search, stacks, "name") for pattern in (_OPERATOR, _NODE)
+    of_torch = (
+        frames_matching(pattern.search, stacks, "name")
+        for pattern in (_OPERATOR, _NATIVE_ENGINE, _NODE)
     )
     is_users = ~frames_matching(_RECORDER.search, stacks, "name")
     # The last match wins.
-    for is_wanted in (is_users, is_operator, is_node, is_pythons, is_programs(stacks)):
+    for is_wanted in (is_users, *of_torch, is_pythons, is_programs(stacks)):
         wanted = first_frames(stacks, is_wanted)
         innermost = np.where(wanted < end, wanted, innermost)
     frames = np.append(stacks.frame.astype(np.int64), UNKNOWN)

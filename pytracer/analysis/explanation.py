@@ -44,7 +44,7 @@ from pytracer.analysis.ooms import (
     remainder,
 )
 from pytracer.analysis.steps_and_phases import steps
-from pytracer.analysis.stream_memory import StreamMemory, idle_streams, stream_memory
+from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.reading.metadata import Killed
 from pytracer.reading.snapshot import Snapshot
@@ -344,7 +344,7 @@ def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
         earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, found.categories) if why is None else None,
-        of_streams=idle_streams(data, oom.event + 1) if why is None else None,
+        of_streams=stream_memory(data, oom.event + 1, at_once=True) if why is None else None,
         is_first_backward=not has_step
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),

@@ -19,7 +19,11 @@ def call_site_text(frame: Frame | None, width: int | None = None) -> str:
     if frame is None:
         return "(unknown)"
     if frame.filename in ("", "??"):  # a C++ function has no file
-        return _shortened(printable(frame.name), width)
+        of_backward = _OF_BACKWARD.match(frame.name)
+        name = frame.name if of_backward is None else "backward"
+        if of_backward is not None and of_backward[1]:
+            name += f" ({of_backward[1]})"
+        return _shortened(printable(name), width)
     folder, name = ["", *re.split(r"[/\\]", printable(frame.filename))][-2:]
     file, function = f"{name}:{frame.line}" if frame.line else name, printable(frame.name)
     path = f"{folder}/{file}" if folder else file
@@ -31,6 +35,9 @@ def call_site_text(frame: Frame | None, width: int | None = None) -> str:
         file = "…" + file[1 - width :]
     return f"{file}\n{_shortened(function, width)}"
 
+
+# A node of autograd, or its engine, as torch's recorder names their C++ functions.
+_OF_BACKWARD = re.compile(r"torch::autograd::(?:(?:\w+::)*(\w+)::apply\(|Engine::)")
 
 MOST_CALLERS = 2  # how many callers of a call site are shown
 

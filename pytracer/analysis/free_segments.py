@@ -22,11 +22,17 @@ class FreePool:
         name: The pool as torch numbers it, as in "(0, 3)".
         segment_bytes: The bytes of these segments.
         call_site: The line that allocated the largest block of the pool; None if it is unknown.
+        streams: The number of streams that these segments belong to.
+        pools: The number of pools that have such segments, of which this one has most.
+        all_bytes: The bytes of such segments in all these pools.
     """
 
     name: str
     segment_bytes: int
     call_site: Frame | None
+    streams: int
+    pools: int
+    all_bytes: int
 
 
 class Free(NamedTuple):
@@ -83,9 +89,11 @@ def own_pool(trace: Trace, event: int, free_of: dict[Segment, Free]) -> dict[Seg
 def other_pool(data: DeviceData, event: int, free_of: dict[Segment, Free]) -> FreePool | None:
     """Return the pool with most free segments of those that the request of an event cannot use."""
     others: dict[int, int] = defaultdict(int)
+    streams: dict[int, set[int]] = defaultdict(set)
     for segment, part in free_of.items():
         if segment.pool != data.trace.pool[event] and part.free == segment.size_bytes:
             others[segment.pool] += part.free
+            streams[segment.pool].add(segment.stream)
     if not others:
         return None
     pool = max(others, key=others.__getitem__)
@@ -98,6 +106,9 @@ def other_pool(data: DeviceData, event: int, free_of: dict[Segment, Free]) -> Fr
         call_site=data.chains.site(int(blocks.stack[rows[blocks.size_bytes[rows].argmax()]]))
         if len(rows)
         else None,
+        streams=len(streams[pool]),
+        pools=len(others),
+        all_bytes=sum(others.values()),
     )
 
 

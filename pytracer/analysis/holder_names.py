@@ -9,7 +9,8 @@ import numpy as np
 from pytracer.reading.snapshot import Column, Snapshot
 
 NO_TENSOR = "no Python tensor"
-RECEIVED = f"{NO_TENSOR}, perhaps a process that received it"
+LIKELY = f"{NO_TENSOR}, perhaps "
+AUTOCAST = "autocast's cache"
 ITEM = "[…]"  # any item of a list or dict
 INSIDE = " (inside a "  # of a deque, and of other containers without numbers
 COMPILED = "compiled code"  # a variable of code that torch.compile made
@@ -66,6 +67,11 @@ def tells_where(holder: str | None) -> TypeGuard[str]:
     return holder is not None and not holder.startswith((NO_TENSOR, TEMPORARY))
 
 
+def tells_keeper(holder: str | None) -> bool:
+    """Return whether the text of a holder tells what keeps memory, if only perhaps."""
+    return tells_where(holder) or (holder or "").startswith(LIKELY)
+
+
 def bound_of(holder: str | None) -> tuple[int, int] | None:
     """Return how many items the container has that keeps memory, and at most has; None: no bound
     is known, or there are several containers, whose number has none."""
@@ -104,12 +110,31 @@ def kept_by_text(holder: str) -> str:
 def look_at(holder: str, what: str, *, is_graph: bool) -> str:
     """Return what to do about memory that an object keeps, without capital and full stop."""
     text = f"look at {outermost_name(holder)}, which keeps {what}"
-    if is_graph and is_variable(holder):
+    if _OF_EXCEPTION in holder:
+        text += (
+            ". A traceback keeps the variables of functions that have failed: keep its text, or "
+        )
+        text += "drop it with error.with_traceback(None)"
+    elif is_graph and is_variable(holder):
         text += ". A sum of losses keeps the graph of each: add loss.item(), or call backward() on "
         text += "each loss; a hidden state does until detach()"
     elif is_graph:
         text += ". A loss or a hidden state keeps its graph; item() and detach() do not"
     return text
+
+
+_OF_LIKELY = {
+    "a process that received it": "let the processes that receive these tensors drop them",
+    AUTOCAST: "let torch.autocast() end with each step, or call torch.clear_autocast_cache()",
+    "the graph of a gradient": "compute gradients that have a graph by torch.autograd.grad(); "
+    "after backward(create_graph=True), set each .grad to None: it keeps its parameter",
+}
+
+
+def likely_remedy(holder: str) -> str:
+    """Return what to do about memory that C++ keeps, without capital and full stop."""
+    likely = holder.removeprefix(LIKELY)
+    return _OF_LIKELY.get(likely, f"look at {likely}: a future keeps its result")
 
 
 def has_holders(snapshot: Snapshot) -> bool:

@@ -8,7 +8,15 @@ from pytracer.analysis.blocks import Blocks, Sum, held_at
 from pytracer.analysis.call_sites import frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
-from pytracer.analysis.holder_names import ITEM, common_holder, has_holders, main_holder
+from pytracer.analysis.holder_names import (
+    AUTOCAST,
+    ITEM,
+    LIKELY,
+    NO_TENSOR,
+    common_holder,
+    has_holders,
+    main_holder,
+)
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.reading.snapshot import Frame
 
@@ -133,6 +141,8 @@ def holders_of(held: Blocks, top: int) -> list[Holder]:
         kept_by = main_holder(*of_site.column("released"), of_site["size_bytes"])
         if kept_by is None and has_holders(held.data.snapshot):
             kept_by = common_holder(*of_site.column("unusual_holder"), of_site["size_bytes"])
+        if kept_by == LIKELY + AUTOCAST and not max(known, default=0):
+            kept_by = NO_TENSOR  # a pass that runs has more than autocast's copies
         callers = chains.shared_callers((part.key[-1], part.size_bytes) for part in parts)
         holders.append(
             Holder(

@@ -82,6 +82,9 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     is_within &= place != OUTSIDE
     failed_stack, failed_run = _failed(snapshot, device, places, run)
     fails_in_backward = failed_stack >= 0 and places.place[failed_stack] == BACKWARD
+    # The program has done nothing else since the operator that failed began.
+    elsewhere = np.flatnonzero(_is_of_program(trace) & (trace.stack != failed_stack))
+    last_other = int(elsewhere[-1]) if len(elsewhere) and failed_stack >= 0 else len(trace)
     is_left = is_in_trace & (lives.free_requested_event >= len(trace))
     is_in_pass = is_left & (run[lives.alloc_event] == failed_run)
     # A later pass freed what a pass with a graph of its own had kept for it.
@@ -133,7 +136,7 @@ def kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
         (
             Rule.IN_OPERATOR,
-            is_left & np.isin(place, (OUTSIDE, OPTIMIZER)) & (lives.stack == failed_stack),
+            is_left & np.isin(place, (OUTSIDE, OPTIMIZER)) & (lives.alloc_event > last_other),
         ),
         (Rule.IN_FORWARD, is_in_pass & (place == MODULE) & (lives.pool == 0)),
         (Rule.COMPILED, (place == MODULE) & (is_left & fails_in_backward | is_by_compiled)),

@@ -51,6 +51,14 @@ class StreamMemory:
     freed_at: Frame | None
 
 
+def waiting_text(found: StreamMemory) -> str:
+    """Return sentences about freed memory that a stream still uses, without a subject."""
+    text = f"were freed while another stream still used them (record_stream){main_site_text(found)}"
+    if found.freed_at is not None:
+        text += f", freed by {call_site_text(found.freed_at)}"
+    return f"{text}. Until that stream is done, the allocator takes more from the device."
+
+
 def main_site_text(found: StreamMemory) -> str:
     """Return a clause about the line that allocated most of it; "" if it is unknown."""
     return "" if found.call_site is None else f", most of it for {call_site_text(found.call_site)}"
@@ -65,14 +73,15 @@ def idle_streams_text(found: StreamMemory) -> str:
     )
 
 
-def stream_memory(data: DeviceData, entry: int) -> StreamMemory | None:
+def stream_memory(data: DeviceData, entry: int, *, at_once: bool = False) -> StreamMemory | None:
     """Return the memory that streams keep from each other; None if it is little, or unknown.
 
     Args:
         data: The device, with a history.
         entry: The entry of the history for which idle streams are looked for.
+        at_once: Whether blocks have to wait for a stream at this entry, and not at any.
     """
-    return idle_streams(data, entry) or _waiting(data)
+    return idle_streams(data, entry) or _waiting(data, entry if at_once else None)
 
 
 def idle_streams(data: DeviceData, entry: int) -> StreamMemory | None:
@@ -134,11 +143,11 @@ def _used_at_once(data: DeviceData, are_chosen: Column) -> int:
     return int(np.cumsum(by_one[np.lexsort((by_one, at))]).max(initial=0))
 
 
-def _waiting(data: DeviceData) -> StreamMemory | None:
-    """Return what waits for a stream when most bytes do."""
+def _waiting(data: DeviceData, at: int | None) -> StreamMemory | None:
+    """Return what waits for a stream at an entry; None: when most bytes do."""
     usage, trace = data.history.usage, data.trace
     # Each block waits from one of its two events to the other: what matters is allocated meanwhile.
-    entries = np.flatnonzero(trace.action == ALLOC) + 1
+    entries = np.flatnonzero(trace.action == ALLOC) + 1 if at is None else np.array([at])
     waits = usage.active_bytes[entries] - usage.allocated_bytes[entries]
     most = int(waits.max(initial=0))
     entry = int(entries[waits.argmax()]) if most else 0

@@ -3,9 +3,11 @@
 The core looks at all objects at once, keeps none, and returns names and numbers.
 """
 
+import contextlib
 import gc
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ MARKS = {
 }
 """How texts name a container that `csrc/holders/` cannot look into, and how one with a bound."""
 
-_ITEM = re.compile(r"\[\d+\]")
+_ITEM, _ANY_ITEM = re.compile(r"\[\d+\]"), re.compile(r"\[[^]]*\]")
 
 
 def with_bounds(texts: list[str], hidden: list[str], seconds: float) -> list[str]:
@@ -77,8 +79,8 @@ MAX_GRAPH_SECONDS = 0.2
 
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h
-_NO_TENSOR = "no Python tensor"
-_RECEIVED = f"{_NO_TENSOR}, perhaps a process that received it"
+_NO_TENSOR = "no Python tensor"  # csrc/holders/roots.h
+_AUTOCASTS = "cuda", "cpu", "npu"
 
 Begin = tuple[int, int]
 """Where the storage of a tensor begins: the device, -1 for the CPU, and the address."""
@@ -96,6 +98,7 @@ class HoldersNow:
         of_roots: By the ids of models and optimizers those that are garbage, or in such a list.
         unsearched: For how many tensors there was no time, or no room.
         unread: How many nodes of graphs could not be read.
+        likely: What has memory that no Python tensor has.
         has_all: Whether a storage that is not in `found` has no tensor in Python.
     """
 
@@ -146,6 +149,12 @@ class HoldersNow:
             for number, text in now["roots"].items()
             if text.endswith(IS_GARBAGE) or (roots[number][1] and "[" in text)
         }
+        self.likely = _likely_keeper(
+            torch, now["futures"], have_graphs=now["have_gradients_graphs"]
+        )
+        for begin, text in self.found.items():
+            if text == _NO_TENSOR:
+                self.found[begin] = self.likely
         # Without its bound, a container is accused of a leak.
         seconds = MAX_SECONDS * patience / 2
         for known in (self.found, self.of_roots):
@@ -153,16 +162,28 @@ class HoldersNow:
             known.update(zip(known, named, strict=True))
 
 
-def without_tensor() -> str:
+def _likely_keeper(torch: Any, futures: list[str], *, have_graphs: bool) -> str:
     """Return what has memory that no Python tensor has.
 
-    What torch.multiprocessing has sent to a process is kept until that process drops it.
+    Args:
+        futures: Who holds the futures of torch.
+        have_graphs: Whether gradients of such tensors have a graph, which keeps these.
     """
+    keeper = ""
+    with contextlib.suppress(Exception):  # another torch
+        if torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, _AUTOCASTS)):
+            keeper = "autocast's cache"
+    if have_graphs:
+        keeper = "the graph of a gradient"
+    if futures:
+        ((keeper, _),) = Counter(_ANY_ITEM.sub("[…]", text) for text in futures).most_common(1)
+    # What torch.multiprocessing has sent to a process is kept until that process drops it.
     reductions = sys.modules.get("torch.multiprocessing.reductions")
     sent = list(getattr(reductions, "shared_cache", {}).items())
     # What was received has a pair as its key, what is in a file its path.
-    is_sent = any(
+    if any(
         isinstance(key, bytes) and not key.startswith(b"/") and storage.expired()
         for key, storage in sent
-    )
-    return _RECEIVED if is_sent else _NO_TENSOR
+    ):
+        keeper = "a process that received it"
+    return f"{_NO_TENSOR}, perhaps {keeper}" if keeper else _NO_TENSOR

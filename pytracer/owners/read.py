@@ -20,7 +20,7 @@ from pytracer.owners.copies import (
     copies_of_modules,
     copy_of_optimizer,
 )
-from pytracer.owners.holders import Begin, HoldersNow, without_tensor
+from pytracer.owners.holders import Begin, HoldersNow
 from pytracer.owners.names import named_tensors, outermost
 from pytracer.owners.registry import REGISTRY
 
@@ -150,7 +150,7 @@ class OwnersNow:
             now.found.update(dict.fromkeys(self._of_roots[root], text))
         self.holders = [(address, device, text) for (device, address), text in now.found.items()]
         if now.has_all and not self.unread:
-            self.unheld = without_tensor()
+            self.unheld = now.likely
 
     def _several(
         self, modules: list[ModuleCopy], optimizers: list[OptimizerCopy]

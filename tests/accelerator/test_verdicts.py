@@ -166,7 +166,7 @@ REMEDIES = {
     "cached_pool": (
         OTHER_POOL,
         "1.953 GiB are free in the memory pool (0, 1), which accelerator/oom_programs.py:",
-        "Let both lines allocate in the same pool; or free the other one before this line",
+        "Let all lines allocate in the same pool and on one stream",
     ),
     "workspaces_of_streams": (
         STREAMS,
@@ -178,7 +178,7 @@ REMEDIES = {
 how the first suggestion begins."""
 
 KEPT_BY = {
-    "garbage": "a reference cycle of dict, which gc.collect() would free",
+    "garbage": "a reference cycle of dict['me'], which gc.collect() would free",
     "retry": "kept[…] of attempt(), which the traceback of the handled exception keeps",
     "concatenated": "kept of concatenated()",
 }

@@ -120,6 +120,8 @@ MALLOC = Frame("", "c10::cuda::CUDACachingAllocator::Native::malloc(void**, unsi
 EMPTY = Frame("??", "at::_ops::empty_memory_format::call(c10::ArrayRef<c10::SymInt>)", 0)
 SUM = Frame("VariableType_2.cpp", "at::_ops::sum_dim_IntList::call(at::Tensor const&)", 0)
 NODE = Frame("??", "torch::autograd::generated::AddmmBackward0::apply(std::vector&&)", 0)
+ENGINE = Frame("??", "torch::autograd::Engine::thread_main(std::shared_ptr const&)", 0)
+THREAD = Frame("thread48.o", "execute_native_thread_routine", 0)
 CALL = Frame("/build/Python-3.11.7/Objects/call.c", "_PyObject_MakeTpCall", 214)
 EVAL = Frame("libpython3.11.so.1.0", "_PyEval_EvalFrameDefault", 1038786)
 PROGRAM = Frame("python3.11", "_start", 0)
@@ -150,6 +152,8 @@ TRAIN = Frame("/home/me/train.py", "main", 5)
         # no Python frame: autograd's node, else the operator, else the innermost frame
         ([UNWINDER, MALLOC, EMPTY, SUM, NODE], NODE),
         ([UNWINDER, MALLOC, EMPTY, SUM, EVAL], SUM),
+        ([UNWINDER, MALLOC, SUM, ENGINE, THREAD], ENGINE),
+        ([UNWINDER, Frame("??", "??", 0), THREAD], UNWINDER),
         # neither: the innermost frame outside the recorder and the allocator, else the innermost
         ([UNWINDER, MALLOC, Frame("??", "??", 0), EMPTY, EVAL], EMPTY),
         ([UNWINDER, MALLOC], UNWINDER),

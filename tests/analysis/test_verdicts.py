@@ -30,11 +30,13 @@ from pytracer.analysis.oom.reasons import (
     TOO_LARGE,
     UNKNOWN,
     USUAL_CONTEXT_BYTES,
+    WAITING,
     Facts,
     verdicts,
 )
 from pytracer.analysis.oom.unfinished_pass import Unfinished
 from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample
 
 MIB = 2**20
@@ -118,8 +120,9 @@ LARGER = {"earlier": earlier(most_bytes=GIB // 2)}
 SOME_PIECES = {"own_pool_free_bytes": 12 * GIB // 5, **GROWS}
 POOL: dict[str, Any] = {
     "own_pool_free_bytes": 0,
-    "other_pool": FreePool("(0, 3)", segment_bytes=2 * GIB, call_site=None),
+    "other_pool": FreePool("(0, 3)", 2 * GIB, None, streams=1, pools=2, all_bytes=3 * GIB),
 }
+WAITING_BLOCKS = StreamMemory("waiting", 1, 4 * GIB, None, None, None)
 LIBRARYS: dict[str, Any] = {"segment_bytes": 2 * MIB, "library_error": "x"}
 LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": False}
 
@@ -203,7 +206,11 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(3 * GIB), {"is_cpu": True, "garbage_bytes": 2 * GIB}, [GARBAGE]),
         # Free segments belong to another pool.
         (oom(4 * GIB, **POOL), {}, [OTHER_POOL]),
-        (oom(4 * GIB + 1, **POOL), {}, [UNKNOWN]),
+        (oom(5 * GIB, **POOL), {}, [OTHER_POOL]),
+        (oom(5 * GIB + 1, **POOL), {}, [TOO_LARGE]),
+        # Streams still use what was freed.
+        (oom(4 * GIB), {"of_streams": WAITING_BLOCKS}, [WAITING]),
+        (oom(4 * GIB + 1, own_pool_free_bytes=0), {"of_streams": WAITING_BLOCKS}, [UNKNOWN]),
         (full(5 * GIB // 4, **GROWS, other_pool=POOL["other_pool"]), {}, [EXHAUSTED]),
         # The line has requested less before.
         (oom(5 * GIB + 1), {"earlier": earlier(most_bytes=4 * GIB)}, [LARGER_INPUT]),

@@ -10,6 +10,7 @@ import contextvars
 import functools
 import gc
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -187,6 +188,27 @@ def in_defaults() -> str:
 def in_a_bound_method() -> str:
     calls = [[wanted()].append]
     return holder() if calls else ""
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.history: list[object] = []
+
+
+def by_a_method_that_is_called_later() -> str:
+    meter = Meter()
+    keep = meter.history.append
+    keep(wanted())
+    return holder()
+
+
+def in_exc_info() -> str:
+    records = []
+    try:
+        _fail()
+    except ValueError:
+        records.append(sys.exc_info())
+    return holder() if records else ""
 
 
 def in_a_hook() -> str:

@@ -224,7 +224,7 @@ class Conversation:
         self.state, self.me = state, self
 
 
-@leak(SIZE, "a reference cycle of Conversation")
+@leak(SIZE, "a reference cycle of Conversation.me")
 def cycles() -> None:
     """objects that refer to themselves, and no collector"""
     gc.disable()

@@ -58,6 +58,8 @@ PATHS = {
     "in_a_variable_of_two_functions": "shared of in_a_variable_of_two_functions()",
     "in_defaults": "call.__defaults__[0] of in_defaults()",
     "in_a_bound_method": "calls[0].__self__[0] of in_a_bound_method()",
+    "by_a_method_that_is_called_later": "meter.history[0] of by_a_method_that_is_called_later()",
+    "in_exc_info": "lost of _fail(), which the traceback of records[0][2] of in_exc_info() keeps",
     "in_a_hook": "model._modules['layers']._modules['0']._forward_hooks[0].args[0] of in_a_hook()",
     "for_a_loop": "a temporary value (inside a list_iterator)[0][0] of for_a_loop()",
     "in_a_list_that_grows": "CACHE['eval'][0] of module holder_programs",
@@ -66,8 +68,7 @@ PATHS = {
     "in_a_running_generator": "inner of numbers()",
     "in_a_task": "mine of inner(), which task (inside a Task) of outer() keeps",
     "in_a_thread": "mine of work()",
-    "in_local_data_of_a_thread": "local (inside a _local)[<ReferenceType>]['kept'] of "
-    "in_local_data_of_a_thread()",
+    "in_local_data_of_a_thread": "local (inside a thread).kept of in_local_data_of_a_thread()",
     "in_an_exception": "lost of _fail(), which the traceback of error of in_an_exception() keeps",
     "in_an_exception_that_is_handled": "lost of _fail(), which the traceback of the handled "
     "exception keeps",
@@ -75,9 +76,11 @@ PATHS = {
     "exception keeps",
     "in_an_exception_while_another_is_handled": "lost of _fail(), which the traceback of an "
     "exception of in_an_exception_while_another_is_handled() keeps",
-    "in_a_reference_cycle": "a reference cycle of Trainer, which gc.collect() would free",
-    "in_a_reference_cycle_of_many": "a reference cycle of Trainer, which gc.collect() would free",
-    "in_a_dict_that_refers_to_itself": "a reference cycle of dict, which gc.collect() would free",
+    "in_a_reference_cycle": "a reference cycle of Trainer.state.me, which gc.collect() would free",
+    "in_a_reference_cycle_of_many": "a reference cycle of Trainer.state.children[0].parent, "
+    "which gc.collect() would free",
+    "in_a_dict_that_refers_to_itself": "a reference cycle of dict['me'], "
+    "which gc.collect() would free",
     "in_a_cycle_that_is_held": "kept[0].kept of in_a_cycle_that_is_held()",
 }
 
@@ -127,7 +130,10 @@ def test_a_file_says_who_holds_the_memory(tmp_path: Path) -> None:
             here = "test_a_file_says_who_holds_the_memory()"
             assert found[4004] == f"kept['eval'] of {here}"
             assert found[4008] == f"kept['view'] of {here}"
-            assert found[4012] == "a reference cycle of Trainer, which gc.collect() would free"
+            assert (
+                found[4012]
+                == "a reference cycle of Trainer.state.me, which gc.collect() would free"
+            )
             of_graphs = {
                 snapshot.strings[holder]
                 for size, holder in zip(blocks.requested_bytes.tolist(), blocks.holder, strict=True)
@@ -163,6 +169,14 @@ def test_another_process_may_have_memory_that_no_tensor_has(tmp_path: Path) -> N
             return snapshot.strings[int(blocks.holder[blocks.requested_bytes == 4012][0])]
 
         assert holder() == "no Python tensor"
+        # WHEN a future has another tensor, or autocast has a cache, THEN these are likely keepers
+        futures = [torch.futures.Future()]
+        futures[0].set_result(torch.ones(1))
+        here = "test_another_process_may_have_memory_that_no_tensor_has()"
+        assert holder() == f"no Python tensor, perhaps futures[…] (inside a Future) of {here}"
+        futures.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert holder() == "no Python tensor, perhaps autocast's cache"
         # WHEN torch.multiprocessing has given a handle of memory, THEN nothing is sure any more
         sent = torch.ones(10).untyped_storage()
         handle = b"a handle of CUDA"
@@ -173,6 +187,35 @@ def test_another_process_may_have_memory_that_no_tensor_has(tmp_path: Path) -> N
             assert holder() == "no Python tensor, perhaps a process that received it"
         finally:
             del reductions.shared_cache[handle]
+
+
+def test_what_only_code_in_cpp_keeps(tmp_path: Path) -> None:
+    # GIVEN a tensor in a capsule of DLPack, one that a view has kept, and garbage of a node
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.y = x * torch.ones(1013)
+            return ctx.y  # type: ignore[no-any-return]
+
+    with Tracer(device="cpu") as tracer:
+        exported = [torch.utils.dlpack.to_dlpack(torch.ones(1011)[7:])]
+        viewed = torch.ones(1012, requires_grad=True).cos()
+        gc.collect()
+        with collector_paused():
+            Square.apply(torch.ones(1, requires_grad=True).expand(1013).exp())
+            tracer.dump(tmp_path / "file")
+        blocks, strings = (snapshot := load(tmp_path / "file")).blocks, snapshot.strings
+        found = {
+            size: strings[holder]
+            for size, holder in zip(blocks.requested_bytes.tolist(), blocks.holder, strict=True)
+        }
+    # THEN each has its keeper
+    here = "test_what_only_code_in_cpp_keeps()"
+    assert found[4044] == f"exported[0] (inside a PyCapsule) of {here}"
+    assert found[4048] == f"viewed of {here}"
+    assert found[4052] == "a reference cycle of SquareBackward.y, which gc.collect() would free"
+    assert viewed is not None
+    assert exported
 
 
 def test_the_collector_frees_no_garbage_of_a_file() -> None:
@@ -189,7 +232,9 @@ def test_the_collector_frees_no_garbage_of_a_file() -> None:
             gc.disable()
             gc.set_threshold(*threshold)
         snapshot = load(view.to_bytes({}, {}))
-    assert "a reference cycle of Trainer, which gc.collect() would free" in snapshot.strings
+    assert (
+        "a reference cycle of Trainer.state.me, which gc.collect() would free" in snapshot.strings
+    )
     assert threshold_after == (50, 1, 1)
 
 

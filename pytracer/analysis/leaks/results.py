@@ -9,10 +9,11 @@ import numpy as np
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text, is_users
 from pytracer.analysis.holder_names import (
-    RECEIVED,
+    LIKELY,
     bound_of,
     is_garbage,
     kept_by_text,
+    likely_remedy,
     look_at,
     main_holders,
     tells_where,
@@ -264,8 +265,8 @@ def source_text(growths: Sequence[Growth]) -> str:
 def remedy(growths: Sequence[Growth]) -> str:
     """Return what to do against leaks, as a sentence without a capital letter and a full stop."""
     holder = holder_of(growths)
-    if holder == RECEIVED:
-        return "let the processes that receive these tensors drop them"
+    if holder is not None and holder.startswith(LIKELY):
+        return likely_remedy(holder)
     if not tells_where(holder):
         return (
             "find what stores the memory that these lines allocate and outlives the step: a list, "

@@ -22,7 +22,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.oom.earlier_requests import EarlierRequests
 from pytracer.analysis.oom.unfinished_pass import Unfinished
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.stream_memory import StreamMemory, idle_streams_text
+from pytracer.analysis.stream_memory import StreamMemory, idle_streams_text, waiting_text
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
 
@@ -35,6 +35,7 @@ OTHERS = "others"
 LIBRARY = "library"
 OTHER_POOL = "other pool"
 STREAMS = "idle streams"
+WAITING = "waits for a stream"
 FREED = "freed meanwhile"
 LARGER_INPUT = "larger input"
 REPLACED = "replaced by larger"
@@ -98,7 +99,8 @@ class Verdict:
             got no memory of the device.
             "freed meanwhile": a piece of its pool that fits is free, although the allocator found
             none. "other pool": the same of the free memory of another memory pool, such as a CUDA
-            graph's. "idle streams": the same of streams that are not used any more.
+            graph's, or of several. "idle streams": the same of streams that are not used any
+            more. "waits for a stream": the same of blocks that were freed while a stream used them.
             "nearly exhausted": the program had nearly all memory allocated, and more than
             ever before, so it may need more than this allocation. "too large": no allocator could
             have served the allocation next to the memory that the program held. In place of these
@@ -128,7 +130,7 @@ class Facts:
         exception_bytes: The bytes that functions keep which have failed.
         fits_without_garbage, fits_without_exception: Whether the request would have found memory
             without these bytes.
-        of_streams: What streams keep that are not used any more; None if it is little.
+        of_streams: What streams keep from each other; None if it is little.
         splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
         progress: What was not finished; None if that is unknown.
@@ -227,7 +229,7 @@ def verdicts(facts: Facts) -> list[Verdict]:
         found.append(Verdict(GROWING, _growing_text(facts, facts.earlier)))
     if not is_free:
         found += [*_of_limit(facts), *_of_others(facts, is_exhausted=is_exhausted)]
-        found += _of_idle_streams(facts)
+        found += _of_streams(facts)
     if not is_free and not is_exhausted:
         found += _of_other_pool(facts)
     if found:
@@ -576,10 +578,15 @@ def _held_outside(facts: Facts) -> str:
     return f" {size(held)} of the device are held outside this process's allocator." if held else ""
 
 
-def _of_idle_streams(facts: Facts) -> Iterator[Verdict]:
-    """Yield the verdict on what streams keep that are not used any more, of which one has to be."""
+def _of_streams(facts: Facts) -> Iterator[Verdict]:
+    """Yield the verdict on what streams keep from each other, of which one has to be used."""
     found = facts.of_streams
     if found is None:
+        return
+    if found.kind == "waiting":
+        if _fits_without(facts, found.size_bytes):
+            text = f"{size(found.size_bytes)} {waiting_text(found)}"
+            yield Verdict(WAITING, f"{text} Without them, {_asked(facts)} would have fitted.")
         return
     others = found.size_bytes // found.streams * (found.streams - 1)
     if facts.oom.segment_bytes <= facts.oom.available_bytes + others:
@@ -593,12 +600,17 @@ def _of_idle_streams(facts: Facts) -> Iterator[Verdict]:
 def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
     """Yield the verdict on memory that is free in a pool that the request cannot use."""
     oom, pool = facts.oom, facts.oom.other_pool
-    # Other segments of the pool cannot be given back, and have their free memory in pieces.
-    if pool is None or oom.segment_bytes > oom.available_bytes + pool.segment_bytes:
+    # Other segments of a pool cannot be given back, and have their free memory in pieces.
+    if pool is None or oom.segment_bytes > oom.available_bytes + pool.all_bytes:
         return
     by = "" if pool.call_site is None else f", which {call_site_text(pool.call_site)} filled"
-    yield Verdict(
-        OTHER_POOL,
-        f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only what "
-        f"allocates in this pool can use them. With them, {_asked(facts)} would have fitted.",
-    )
+    if pool.streams > 1:
+        by += f" on {pool.streams} streams" if by else f", of {pool.streams} streams"
+    if oom.segment_bytes <= oom.available_bytes + pool.segment_bytes:
+        text = f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only what "
+        text += "allocates in this pool"
+    else:
+        text = f"{size(pool.all_bytes)} are free in {pool.pools} other memory pools, of which "
+        text += f"{size(pool.segment_bytes)} in {pool.name}{by}: only what allocates in such a pool"
+    text += ", and on the same stream," if pool.streams > 1 else ""
+    yield Verdict(OTHER_POOL, f"{text} can use them. With them, {_asked(facts)} would have fitted.")

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.advice import TrySettings
 from pytracer.analysis.blocks import held_at
 from pytracer.analysis.categories import Categories, Modules, categories, modules
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device
 from pytracer.analysis.holders import Site, sites_at, sites_of
+from pytracer.analysis.oom.trials import TrySettings
 from pytracer.analysis.ooms import (
     OutOfMemory,
     count_retries,

@@ -9,6 +9,7 @@ from typing import Any
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.explanation import explain_device
 from pytracer.analysis.leaks.results import LEAST_STEPS
+from pytracer.analysis.oom.trials import longest_lasting
 from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.log import warn_once
@@ -35,7 +36,7 @@ from pytracer.recommendation.search import (
 )
 from pytracer.simulator.deviation import Reference, reference_of
 from pytracer.simulator.simulate import begins_as_recorded, limits_of, rules_under, version_note
-from pytracer.simulator.trials import trials_of
+from pytracer.simulator.trials import try_settings
 from pytracer.text import number, size
 
 Progress = Callable[[str], None]
@@ -168,7 +169,7 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
     on_progress("Searching the smallest devices")
     own, best, ranked = _measured(search, own, others, measure_all=bool(given))
     if one.given_bytes is None and not given:
-        advised = _advised_after_oom(recording, search, best)
+        advised = _advised_after_oom(one.snapshot, recording, search, best)
         notes += _why_not_best(advised, best)
         best = advised
         ranked = [
@@ -228,14 +229,17 @@ def _measured(
     return own, best, ranked
 
 
-def _advised_after_oom(recording: Recording, search: Search, best: TriedSetting) -> TriedSetting:
+def _advised_after_oom(
+    snapshot: Snapshot, recording: Recording, search: Search, best: TriedSetting
+) -> TriedSetting:
     """Return the settings that an explanation of the same out-of-memory names, or else the best.
 
     All answers to one question name the same settings, also those that simulate few settings.
     """
     if not ran_out(recording):
         return best
-    fitting = next((trial for trial in trials_of(recording) or [] if trial.fits), None)
+    simulation = try_settings(device_data(snapshot, recording.device))
+    fitting = None if simulation is None else longest_lasting(simulation.trials)
     if fitting is None or placement(fitting.settings) == placement(best.settings):
         return best
     name = name_of(placement(fitting.settings))

@@ -219,10 +219,8 @@ def _of_settings(
     if best is not None and (best.is_proven or not of_step_only):
         command = command_of(best.settings, kind, version, own)
         return [Suggestion(command, best.limits_of_proof(), best.proof())]
-    if of_step_only:
-        return []
     found = []
-    if facts.simulation is None and reasons.FRAGMENTED in kinds:
+    if facts.simulation is None and not of_step_only and reasons.FRAGMENTED in kinds:
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))

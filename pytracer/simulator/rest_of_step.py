@@ -66,14 +66,18 @@ class Continued:
     smaller: Column
 
     def at(self, part: float) -> "Continued":
-        """Return the requests until the step's end, of an input between two sizes.
+        """Return the requests with an input between two sizes.
+
+        This is exact for requests that grow with a power of the input, and too much for sums of
+        such powers.
 
         Args:
             part: 0 for the input of the step that the rest is taken from, 1 for that which failed.
         """
         step, small = slice(self.begin, self.ends[0]), self.smaller
         sizes = self.requests.size_bytes.copy()
-        sizes[step] = small + np.rint((sizes[step] - small) * part).astype(np.int64)
+        ratio = np.maximum(sizes[step], 1) / np.maximum(small, 1)
+        sizes[step] = np.ceil(small * ratio**part).astype(np.int64)
         return replace(self, requests=replace(self.requests, size_bytes=sizes))
 
     def without(self, blocks: Column) -> "Continued":

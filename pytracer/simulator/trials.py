@@ -74,14 +74,14 @@ class SimulatedOom:
             return None
         asked = int(begun.requests.size_bytes[begun.failing])
         least = int(begun.smaller[begun.failing - begun.begin])
-        if least >= asked:
+        if not 0 < least < asked:
             return None
         low, high = -1, _PARTS  # of which low fits, and high does not
         while high - low > 1:
             middle = (low + high) // 2
             trial = self._trial(begun.at(middle / _PARTS), rules, "", self._recording.settings)
             low, high = (middle, high) if trial.is_proven else (low, middle)
-        return None if low < 0 else least + (asked - least) * low // _PARTS
+        return None if low < 0 else int(least * (asked / least) ** (low / _PARTS))
 
     def _trial(self, begun: Continued, rules: AllocatorRules, name: str, settings: str) -> Trial:
         recording = replace(self._recording, requests=begun.requests)

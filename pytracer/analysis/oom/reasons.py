@@ -355,11 +355,13 @@ def _fragmented(facts: Facts) -> Iterator[Verdict]:
     oom, own, streams = facts.oom, facts.oom.own_pool_free_bytes, facts.oom.own_pool_streams
     if own is None or streams is None or facts.expands or not _is_known(facts):
         return
-    if facts.joined is not None and facts.joined.is_refuted:
+    joined, is_much = facts.joined, own >= MUCH_IN_PIECES * facts.total_bytes
+    if joined is not None and joined.is_refuted and (joined.fits or not is_much):
         return
     # Expandable segments join free memory only as far as no block in use is in the same page.
     lost = max(own // 2, SPARE_PAGES * PAGE_BYTES * max(streams, 1))
-    if facts.joined is None and oom.segment_bytes + lost > oom.available_bytes + own:
+    is_short = oom.segment_bytes + lost > oom.available_bytes + own
+    if is_short and (joined is None or joined.is_refuted):
         return
     in_streams = "" if streams < 2 else f" of {streams} streams"
     yield Verdict(

@@ -1,5 +1,6 @@
 """A few changes that are simulated after each out-of-memory error, also in the job itself."""
 
+import contextlib
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,8 +19,8 @@ from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import OOM, Column
 from pytracer.simulator.deviation import reference_of
 from pytracer.simulator.rest_of_step import Continued, continued
-from pytracer.simulator.rules import AllocatorRules, is_checked
-from pytracer.simulator.simulate import limits_of, own_rules, rules_under, simulate_recording
+from pytracer.simulator.rules import is_checked
+from pytracer.simulator.simulate import limits_of, rules_under, simulate_recording
 from pytracer.text import size
 from pytracer.variables import format_settings, parse_settings, with_settings
 
@@ -50,52 +51,48 @@ class SimulatedOom:
             if change.items() <= own.items():
                 continue
             settings = with_settings(recording.settings, change, recording.backend)
-            try:
-                rules = rules_under(settings, recording)
-                found.append(self._trial(self._continued, rules, format_settings(change), settings))
-            except PytracerError:  # the allocator of this version has no such setting
-                continue
+            with contextlib.suppress(PytracerError):  # this allocator has no such setting
+                found.append(self._trial(self._continued, settings, format_settings(change)))
         return found
 
     def without(self, rows: Column) -> Trial:
         """Simulate that these blocks of the history were free when the allocation failed."""
         order = block_order(self._recording.history.blocks)
-        blocks = np.flatnonzero(np.isin(order, rows))
-        rules = own_rules(self._recording)
-        return self._trial(self._continued.without(blocks), rules, "", self._recording.settings)
+        begun = self._continued.without(np.flatnonzero(np.isin(order, rows)))
+        return self._trial(begun, self._recording.settings)
 
     def fitting_bytes(self) -> int | None:
         """Return what the line may request at most, with a smaller input; None: unknown.
 
         The inputs are between that of the step that the rest is taken from and that which failed.
         """
-        begun, rules = self._continued, own_rules(self._recording)
-        if not begun.like or not len(begun.smaller):
-            return None
-        asked = int(begun.requests.size_bytes[begun.failing])
-        least = int(begun.smaller[begun.failing - begun.begin])
-        if not 0 < least < asked:
+        begun, own = self._continued, self._recording.settings
+        names = ("small_bytes", "size_bytes")
+        least, asked = (int(begun.rows[name][begun.failing]) for name in names)
+        if not begun.like or not 0 < least < asked:
             return None
         low, high = -1, _PARTS  # of which low fits, and high does not
         while high - low > 1:
             middle = (low + high) // 2
-            trial = self._trial(begun.at(middle / _PARTS), rules, "", self._recording.settings)
-            low, high = (middle, high) if trial.is_proven else (low, middle)
+            fits = self._trial(begun, own, part=middle / _PARTS).is_proven
+            low, high = (middle, high) if fits else (low, middle)
         return None if low < 0 else int(least * (asked / least) ** (low / _PARTS))
 
-    def _trial(self, begun: Continued, rules: AllocatorRules, name: str, settings: str) -> Trial:
-        recording = replace(self._recording, requests=begun.requests)
-        done = simulate_recording(recording, rules, limits_of(recording), with_curve=True)
+    def _trial(self, begun: Continued, settings: str, name: str = "", part: float = 1.0) -> Trial:
+        requests = begun.requests(part)
+        recording = replace(self._recording, requests=requests)
+        rules, limits = rules_under(settings, recording), limits_of(recording)
+        done = simulate_recording(recording, rules, limits, with_curve=True)
         assert done.allocated_bytes is not None
-        failed = len(begun.requests) if done.failed_request is None else done.failed_request
+        failed = len(requests) if done.failed_request is None else done.failed_request
         again, later = "", 0
         if done.failed_request is not None:
-            stack, stacks = int(begun.stack[failed]), self._data.snapshot.stacks
+            stack, stacks = int(begun.rows["stack"][failed]), self._data.snapshot.stacks
             site = self._data.chains.site(stack)
             node = stacks.strings[stacks.node[stack]]
             where = f"in {node}" if site is None and node else f"at {call_site_text(site)}"
-            again = f"{size(int(begun.requests.size_bytes[failed]))} {where}"
-            later = int(np.count_nonzero(begun.requests.kind[begun.failing : failed] == ALLOCATE))
+            again = f"{size(int(requests.size_bytes[failed]))} {where}"
+            later = int(np.count_nonzero(requests.kind[begun.failing : failed] == ALLOCATE))
         steps = sum(end <= failed for end in begun.ends)
         until = begun.ends[0] if begun.ends else begun.failing + 1
         return Trial(

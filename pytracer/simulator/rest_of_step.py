@@ -67,14 +67,15 @@ class Continued:
     ends: list[int]
     like: str | None
 
-    def requests(self, part: float = 1.0) -> Requests:
+    def requests(self, part: float = 1.0, end: int | None = None) -> Requests:
         """Return the requests, with an input between that of `like` (0) and that of the step (1).
 
         This is exact for requests that grow with a power of the input, and too much for sums of
         such powers.
         """
-        small, sizes = (np.maximum(self.rows[name], 1) for name in ("small_bytes", "size_bytes"))
-        columns: dict[str, Any] = {name: self.rows[name].copy() for name in _COLUMNS[:6]}
+        rows = self.rows[:end]
+        small, sizes = (np.maximum(rows[name], 1) for name in ("small_bytes", "size_bytes"))
+        columns: dict[str, Any] = {name: rows[name].copy() for name in _COLUMNS[:6]}
         columns |= {"kind": columns["kind"].astype(np.uint8)}
         columns |= {"size_bytes": np.rint(small * (sizes / small) ** part).astype(np.int64)}
         return replace(self.recorded, **columns)

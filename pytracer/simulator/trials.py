@@ -55,6 +55,18 @@ class SimulatedOom:
                 found.append(self._trial(self._continued, settings, format_settings(change)))
         return found
 
+    @property
+    def like(self) -> str:
+        """The step that the rest of the last one is taken from, as in "step 3"; "": unknown."""
+        return self._continued.like or ""
+
+    def recording(self) -> Recording:
+        """Return the recording with the rest of its last step, if that is known."""
+        begun, requests = self._continued, self._recording.requests
+        if not self.like or (requests.kind[begun.failing :] == ALLOCATE).any():  # it went on
+            return self._recording
+        return replace(self._recording, requests=begun.requests(end=begun.ends[0]))
+
     def without(self, rows: Column) -> Trial:
         """Simulate that these blocks of the history were free when the allocation failed."""
         order = block_order(self._recording.history.blocks)

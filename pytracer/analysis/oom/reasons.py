@@ -310,14 +310,20 @@ def _dropped(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(
             GARBAGE,
             f"objects that refer to each other, and that nothing else refers to, keep "
-            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
+            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted"
+            f"{_rest(facts.without_garbage)}.",
         )
     if _fits_without(facts, facts.exception_bytes, facts.without_exception):
         yield Verdict(
             EXCEPTION,
             f"an exception keeps the functions that have failed, and they keep "
-            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted.",
+            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted"
+            f"{_rest(facts.without_exception)}.",
         )
+
+
+def _rest(trial: Trial | None) -> str:
+    return "" if trial is None else trial.rest()
 
 
 def _of_cpu(facts: Facts) -> Verdict:

@@ -84,10 +84,17 @@ class Trial:
         """Return where memory runs out with the change, as a sentence."""
         if not self.fits:
             return f"Simulated with {self.name}, it fails, too."
-        fits = f"this allocation succeeds, and {number(self.later - 1, 'allocation')} after it"
+        later = f"{number(self.later, 'allocation')} later"
         if not self.like and self.steps:
-            fits = f"{number(self.steps, 'more turn')} of this loop fit"
-        return f"Simulated with {self.name}, {fits}: then memory runs out, for {self.again}."
+            later = f"after {number(self.steps, 'more turn')} of this loop"
+        return (
+            f"Simulated with {self.name}, this allocation succeeds, but memory runs out {later}, "
+            f"for {self.again}."
+        )
+
+    def rest(self) -> str:
+        """Return the rest of the step as a clause if it fits, too; else ""."""
+        return f", and the rest of a step like {self.like}" if self.is_proven and self.like else ""
 
 
 class Simulation(Protocol):

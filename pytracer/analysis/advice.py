@@ -120,6 +120,8 @@ def advise_after_oom(
         moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or facts.is_nearly_all
         of_step_only = kinds <= _HELD or bool(has_reason and moves)
         settings = _of_settings(data, path, kinds, facts, of_step_only=of_step_only)
+        if has_reason and facts.is_nearly_all:
+            settings = [one for one in settings if one.evidence]
         best = longest_lasting(facts.trials)
         is_first = reasons.FRAGMENTED in kinds or (
             kinds <= _HELD and best is not None and best.is_all

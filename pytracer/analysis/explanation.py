@@ -199,7 +199,7 @@ def explain_device(
     has_streams = oom is None and history.is_known
     fitting = None
     if simulation is not None and all(trial.is_exact for trial in simulation.trials):
-        fitting = [trial.name for trial in simulation.trials if not trial.is_refuted]
+        fitting = [trial.name for trial in simulation.trials if trial.fits]
     found = Explanation(
         path=snapshot.path,
         device=data.device,

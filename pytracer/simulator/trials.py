@@ -105,12 +105,14 @@ class SimulatedOom:
             where = f"in {node}" if site is None and node else f"at {call_site_text(site)}"
             again = f"{size(int(requests.size_bytes[failed]))} {where}"
             later = int(np.count_nonzero(requests.kind[begun.failing : failed] == ALLOCATE))
+        # A setting would have been there when earlier allocations failed.
+        has_earlier = bool(name) and bool((done.oom_requests < begun.failing).any())
         steps = sum(end <= failed for end in begun.ends)
         until = begun.ends[0] if begun.ends else begun.failing + 1
         return Trial(
             name=name,
             settings=settings,
-            fits=failed > begun.failing and not (done.oom_requests < begun.failing).any(),
+            fits=failed > begun.failing and not has_earlier,
             is_exact=self._is_exact,
             like=begun.like,
             steps=steps,

@@ -102,7 +102,7 @@ CASES = {
     ),
     "validation_keeps_graphs": Case((LARGER_INPUT, EXHAUSTED), "", "call it under torch.no_grad()"),
     "two_trainings_in_threads": Case((EXHAUSTED, UNKNOWN), "", "half the batch saves", which=0),
-    "fails_in_backward": Case((EXHAUSTED,), "", "Compute the loss in parts", helped={"PART": "2"}),
+    "fails_in_backward": Case((FRAGMENTED,), "", "expandable_segments:True", helped=EXPANDS),
     "gan_keeps_samples": Case((LEAK,), "gallery[…]", "Look at gallery[…]"),
     "snapshots_of_weights": Case((LEAK,), "history[…]", "Look at history[…]"),
     "old_folds_are_garbage": Case((LEAK, GARBAGE), "a reference cycle of ", "gc.collect()"),

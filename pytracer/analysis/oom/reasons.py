@@ -444,7 +444,7 @@ def _use_text(facts: Facts) -> str:
     elif facts.sample.free_bytes:
         text += f"; {size(facts.sample.free_bytes)} were free in pieces"
     more = "What the program needs after this is unknown."
-    if facts.joined is not None and facts.joined.again:
+    if facts.joined is not None and facts.joined.again and wanted <= total:
         more = facts.joined.failure()
     if facts.is_first_backward:
         more = "Other gradients, and the states of an optimizer, are to come."

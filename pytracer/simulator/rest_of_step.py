@@ -40,6 +40,8 @@ _MOST_POWER = 3  # volumes have the third power of their side
 _MOST_FURTHER, _MOST_ROWS = 32, 20_000
 """The most further steps that are simulated, and the most requests that they add."""
 
+_MOST_BYTES = 2.0**50
+
 _ONCE = ("optimizer_state", "workspace")
 _OWNED = (*_ONCE, "parameter", "gradient", "buffer")
 
@@ -77,7 +79,7 @@ class Continued:
         small, sizes = (np.maximum(rows[name], 1) for name in ("small_bytes", "size_bytes"))
         columns: dict[str, Any] = {name: rows[name].copy() for name in _COLUMNS[:6]}
         columns |= {"kind": columns["kind"].astype(np.uint8)}
-        columns |= {"size_bytes": np.rint(small * (sizes / small) ** part).astype(np.int64)}
+        columns |= {"size_bytes": _whole(small * (sizes / small) ** part)}
         return replace(self.recorded, **columns)
 
     def without(self, blocks: Column) -> "Continued":
@@ -311,9 +313,15 @@ def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column
     if ratio != 1:
         power = np.log(np.maximum(there, 1) / np.maximum(own, 1)) / np.log(ratio)
     grown = own * (input_now / input_was) ** np.clip(power, 0, _MOST_POWER)
-    rounded: Column = np.select(
+    found = np.select(
         [own == there, is_known & (least == most)[place], there > 0, is_known, np.isin(own, older)],
-        [own, most[place], np.rint(grown), most[place], own],
-        np.rint(own * (input_now / input_was)),
-    ).astype(np.int64)
-    return np.maximum(rounded, 1)
+        [own, most[place], grown, most[place], own],
+        own * (input_now / input_was),
+    )
+    return _whole(found)
+
+
+def _whole(sizes: Column) -> Column:
+    """Return sizes as whole numbers that an allocator can add: a file may have any."""
+    found: Column = np.rint(np.clip(sizes, 1, _MOST_BYTES)).astype(np.int64)
+    return found

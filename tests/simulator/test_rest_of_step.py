@@ -8,6 +8,7 @@ import pytest
 from simulated_recordings import MIB
 from sized_programs import Requests, training, write
 
+from pytracer.analysis import explain
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.ooms import out_of_memories
 from pytracer.reading import load
@@ -44,6 +45,8 @@ def test_what_is_simulated_happens(program: Callable[..., Requests], tmp_path: P
         if not write(path, program, room, batch=4, length=lengths).ran_out:
             continue
         failed, step = place(path)
+        (explanation,) = explain(load(path), try_settings=try_settings)
+        advised = " ".join(suggestion.command for suggestion in explanation.suggestions)
         simulation = try_settings(device_data(load(path), 0))
         assert simulation is not None
         for trial in simulation.trials:
@@ -54,6 +57,7 @@ def test_what_is_simulated_happens(program: Callable[..., Requests], tmp_path: P
             assert trial.fits == (later > failed), (seed, trial)
             if trial.like:
                 assert trial.is_proven == (its_step > step), (seed, trial, later - failed)
+                assert trial.is_proven or f"={trial.settings}" not in advised
                 seen.add((trial.fits, trial.is_proven))
             # AND steps that are alike end after as many further allocations
             if trial.fits and trial.again and seed % 2 == 0 and trial.like:

@@ -170,9 +170,9 @@ def _turns(rows: Column, begin: int) -> list[Column] | None:
     earlier = np.flatnonzero(token[begin:last] == token[last])[::-1][:_MOST_TURNS_BACK] + begin
     for before in earlier.tolist():
         edges, turn = [before, last, last + 1], token[before:last]
-        while (first := edges[0] - len(turn)) >= begin and np.array_equal(
-            token[first : edges[0]], turn
-        ):
+        for first in range(before - len(turn), begin - 1, -len(turn))[:_MOST_STEPS_BACK]:
+            if not np.array_equal(token[first : edges[0]], turn):
+                break
             edges.insert(0, first)
         if len(edges) > 3:
             return [rows[a:b] for a, b in pairwise(edges)]

@@ -97,19 +97,15 @@ def continued(data: DeviceData, recording: Recording) -> Continued:
     steps = [step for step, first in data.boundaries if first <= rows["event"][-1]]
     begins = [first for _, first in data.boundaries[: len(steps)]]
     edges = [*np.searchsorted(rows["event"], begins).tolist(), len(rows)]
-    order = block_order(recording.history.blocks)
-    is_kept = np.ones(
-        len(order) + 2, bool
-    )  # the last two: of the request that failed, and no block
-    is_kept[rows["block"][rows["kind"] == FREE]] = False
+    blocks, order = blocks_of(data), block_order(recording.history.blocks)
+    is_kept = ~np.isin(np.arange(len(order)), rows["block"][rows["kind"] == FREE])
     last = len(steps) - 1
     others = range(max(last - _MOST_STEPS_BACK, 1), last)
     for categories, chosen in ((_ONCE, others), (_OWNED, range(min(last, 1)))):
         # What the optimizer and libraries keep is made once; in the first step, gradients too.
-        is_made_once = np.append(
-            blocks_of(data).is_in("category", *categories)[order], (False,) * 2
-        )
-        is_repeated = ~(is_kept & is_made_once)[rows["block"]]
+        is_made_once = is_kept & blocks.is_in("category", *categories)[order]
+        # The last two are the request that failed, and no block.
+        is_repeated = ~np.append(is_made_once, [False, False])[rows["block"]]
         units = [rows[a:b][is_repeated[a:b]] for a, b in pairwise(edges)]
         if (base := _nearest(units, chosen)) is not None:
             return _continued(recording.requests, rows, units, base, f"step {steps[base]}")

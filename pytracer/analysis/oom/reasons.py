@@ -92,8 +92,8 @@ class Verdict:
             `gc.collect()` would free, and "exception": an exception keeps the functions that have
             failed; the allocation would have fitted without this memory. "fragmented": the
             allocation would have fitted if the free memory of its pool and of the device were one
-            piece; and a step of the program had ended before, or it had had as much memory, or much
-            is in pieces. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves
+            piece, and the rest of the step, too, in a simulation; or if nothing like it precedes, a
+            step had ended before, or it had had as much memory, or much is in pieces. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves
             memory of the device unused, and the allocation would have fitted without it. "others":
             memory outside the allocator, of other processes or of libraries, and the allocation
             would have fitted without it. "library": not the allocator, but a library such as cuBLAS

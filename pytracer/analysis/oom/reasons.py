@@ -88,27 +88,27 @@ class Verdict:
 
     Attributes:
         kind: "leak": memory that is kept from step to step, and the allocation would have fitted
-            without it. "garbage": objects that refer to each other keep memory that
-            `gc.collect()` would free, and "exception": an exception keeps the functions that have
-            failed; the allocation would have fitted without this memory. "fragmented": the
-            allocation would have fitted if the free memory of its pool and of the device were one
-            piece, and the rest of the step, too, in a simulation; or if nothing like it precedes, a
-            step had ended before, or it had had as much memory, or much is in pieces. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves
-            memory of the device unused, and the allocation would have fitted without it. "others":
-            memory outside the allocator, of other processes or of libraries, and the allocation
-            would have fitted without it. "library": not the allocator, but a library such as cuBLAS
-            got no memory of the device.
+            without it. "garbage": objects that refer to each other keep memory that `gc.collect()`
+            would free, and "exception": an exception keeps the functions that have failed; the
+            allocation would have fitted without this memory. "fragmented": the allocation would
+            have fitted if the free memory of its pool and of the device were one piece, and the
+            rest of the step, too, in a simulation; or if nothing like it precedes, a step had ended
+            before, or it had had as much memory, or much is in pieces. "limit": a limit of the
+            process (`set_per_process_memory_fraction`) leaves memory of the device unused, and the
+            allocation would have fitted without it. "others": memory outside the allocator, of
+            other processes or of libraries, and the allocation would have fitted without it.
+            "library": not the allocator, but a library such as cuBLAS got no memory of the device.
             "freed meanwhile": a piece of its pool that fits is free, although the allocator found
             none. "other pool": the same of the free memory of another memory pool, such as a CUDA
-            graph's. "idle streams": the same of streams that are not used any more.
-            "nearly exhausted": the program had nearly all memory allocated, and more than
-            ever before, so it may need more than this allocation. "step needs more": a simulation
-            has shown that the rest of the step needs more, too. "too large": no allocator could
-            have served the allocation next to the memory that the program held. In place of these
-            two, and of "fragmented" and "can't tell", "larger input" if the line has requested less
-            in each earlier step; "grows from step to step" if nearly each step has requested more
-            than the one before; and in place of the two, "replaced by larger" if the line replaces
-            its blocks by larger ones within the step. "can't tell": none of these is certain.
+            graph's. "idle streams": the same of streams that are not used any more. "nearly
+            exhausted": the program had nearly all memory allocated, and more than ever before, so
+            it may need more than this allocation. "step needs more": a simulation has shown that
+            the rest of the step needs more, too. "too large": no allocator could have served the
+            allocation next to the memory that the program held. In place of these two, and of
+            "fragmented" and "can't tell", "larger input" if the line has requested less in each
+            earlier step; "grows from step to step" if nearly each step has requested more than the
+            one before; and in place of the two, "replaced by larger" if the line replaces its
+            blocks by larger ones within the step. "can't tell": none of these is certain.
         text: The figures that decided, as sentences.
     """
 

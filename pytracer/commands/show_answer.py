@@ -12,12 +12,12 @@ import click
 
 from pytracer.analysis.answer import Answer, Line, text_lines
 from pytracer.analysis.answer_of_files import AnsweredFile, answer_of_files, answered_file, in_order
-from pytracer.analysis.device_data import chosen_devices, device_data
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import explain_device
+from pytracer.analysis.oom.trials import Simulation
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find
 from pytracer.reading.reader import load
-from pytracer.simulator import trials as simulator
 
 if TYPE_CHECKING:
     from pytracer.analysis.leaks.several_files import FileLeaks
@@ -64,9 +64,7 @@ def read_file(
         from pytracer.export.texts import check_stack_texts
 
         check_stack_texts(snapshot)
-    try_settings = lru_cache(maxsize=1)(
-        simulator.try_settings
-    )  # the report of a device has them too
+    try_settings = lru_cache(maxsize=1)(_try_settings)  # the report of a device has them too
     explanations, reports = [], []
     for index in chosen_devices(snapshot, device):
         data = device_data(snapshot, index)
@@ -86,6 +84,12 @@ def read_file(
 
         leaks = examine(snapshot, device)
     return ReadFile(file, leaks, report, fragments, is_only)
+
+
+def _try_settings(data: DeviceData) -> Simulation | None:
+    from pytracer.simulator.trials import try_settings  # not needed without an out-of-memory
+
+    return try_settings(data)
 
 
 @dataclass(frozen=True)

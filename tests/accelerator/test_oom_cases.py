@@ -28,6 +28,7 @@ from pytracer.analysis.oom.reasons import (
     UNKNOWN,
 )
 from pytracer.reading import load
+from pytracer.simulator.trials import try_settings
 
 PROGRAM = Path(__file__).parent / "oom_cases.py"
 CAPACITY_MIB = 2 << 10
@@ -148,7 +149,7 @@ def test_the_answer_is_true(name: str, tmp_path: Path) -> None:
     run(tmp_path, name, PYTRACER="1", **case.more)
     paths = sorted(tmp_path.glob("outputs/profile/oom_*/*.pickle"))
     assert paths
-    answer = answer_of(explain(load(paths[case.which]))[0])
+    answer = answer_of(explain(load(paths[case.which]), try_settings=try_settings)[0])
     # THEN the first line has the reason
     first = answer.verdict.removeprefix("OUT OF MEMORY: ")
     assert first.startswith(tuple(REASONS[kind] for kind in case.kinds))

@@ -69,7 +69,8 @@ def with_settings(own: str, change: Mapping[str, str], backend: str) -> str:
 def command_of(settings: str, backend: str, torch_version: str | None, own_settings: str) -> str:
     """Return the line to paste into a shell.
 
-    torch before 2.9 does not know the general variable, and later versions call the older name
+    torch before 2.10 ignores the general variable (2.9 knows its name only, see its issue 183387),
+    and later versions call the older name
     deprecated. If the job sets a variable already, the line must name the one that counts if both
     are set: in torch 2.12 and later that is the older name.
 
@@ -84,6 +85,6 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
         return f"unset {variable} {_GENERAL}"
     if backend == "cuda" and torch_version is not None:
         version = tuple(int(part) for part in torch_version.split(".")[:2])
-        if version >= (2, 9) and (version < (2, 12) or not own_settings):
+        if version >= (2, 10) and (version < (2, 12) or not own_settings):
             variable = _GENERAL
     return f"export {variable}={shlex.quote(settings)}"

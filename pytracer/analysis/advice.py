@@ -6,7 +6,7 @@
 """
 
 import shlex
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
@@ -38,6 +38,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.oom import reasons
 from pytracer.analysis.oom.reasons import Facts, Verdict
 from pytracer.analysis.oom.savings import lowering
+from pytracer.analysis.oom.trials import longest_lasting
 from pytracer.analysis.ooms import is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample
@@ -53,7 +54,7 @@ less memory helps, and else."""
 _OF_STEPS = {reasons.LARGER_INPUT, reasons.GROWING}
 """The verdicts on a step's requests, for which what keeps their blocks is not to blame."""
 
-_HELD = {reasons.EXHAUSTED, reasons.TOO_LARGE, reasons.REPLACED} | _OF_STEPS
+_HELD = {reasons.EXHAUSTED, reasons.SHORT, reasons.TOO_LARGE, reasons.REPLACED} | _OF_STEPS
 """The verdicts after which only less memory helps."""
 
 _OF_PLACE = {
@@ -87,23 +88,7 @@ class Suggestion:
     def note(self) -> str:
         """Return the evidence and the reason, as sentences."""
         evidence = f"{sentence(self.evidence)}. " if self.evidence else ""
-        return f"{evidence}{self.why}"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The simulation of a recording under changed settings."""
-
-    name: str  # the change, as in "expandable_segments:True"
-    settings: str  # all settings, in the form of the allocator's variable
-    fits: bool  # whether every allocation found memory, also those that failed in the recording
-    # Whether a simulation of the recording's own settings equals the recording after each request,
-    # and tests compare the simulator with this version of the allocator.
-    is_exact: bool
-
-
-TrySettings = Callable[[DeviceData], list[Trial] | None]
-"""Simulates some settings: see `pytracer.simulator.trials.try_settings`."""
+        return f"{evidence}{self.why}".rstrip()
 
 
 def is_much_unallocated(sample: UsageSample) -> bool:
@@ -115,13 +100,11 @@ def advise_after_oom(
     data: DeviceData,
     found: Sequence[Verdict],
     facts: Facts,
-    trials: list[Trial] | None,
     leaks: DeviceLeaks | None,
 ) -> list[Suggestion]:
     """Return what to try after an out-of-memory error.
 
     Args:
-        trials: The simulated settings; None if none could be simulated.
         leaks: The leaks that are one of the reasons, or that the program had after it; else None.
     """
     kinds = {verdict.kind for verdict in found}
@@ -137,17 +120,18 @@ def advise_after_oom(
         less = _less(facts, kinds, is_needed=is_too_little and not has_reason)
         of_items += _of_models(facts) if is_too_little else []
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
-        # A setting with which this allocation succeeds moves the failure of a program that needs
-        # more, or keeps more and more.
+        # A setting with which only this allocation is known to succeed moves the failure of a
+        # program that needs more, or keeps more and more.
         moves = kinds & {reasons.GARBAGE, reasons.EXCEPTION} or facts.is_nearly_all
-        if kinds <= _HELD or (has_reason and moves):
-            trials = []
-        is_missing = facts.missing_bytes > 0
-        settings = _of_settings(data, path, kinds, trials, is_missing=is_missing)
-        if reasons.FRAGMENTED in kinds:
-            suggestions = settings + lower
-        else:
-            suggestions = lower if has_reason and facts.is_nearly_all else lower + settings
+        of_step_only = kinds <= _HELD or bool(has_reason and moves)
+        settings = _of_settings(data, path, kinds, facts, of_step_only=of_step_only)
+        if has_reason and facts.is_nearly_all:
+            settings = [one for one in settings if one.evidence]
+        best = longest_lasting(facts.trials)
+        is_first = reasons.FRAGMENTED in kinds or (
+            kinds <= _HELD and best is not None and best.is_all
+        )
+        suggestions = settings + lower if is_first else lower + settings
     if reasons.OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
@@ -160,8 +144,10 @@ def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in facts.avoidable)
     found += [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
-    if reasons.LARGER_INPUT in kinds and facts.fitting_input:
-        found.append(Suggestion("", facts.fitting_input))
+    fitting = facts.simulation.fitting_bytes() if facts.simulation is not None else None
+    if reasons.LARGER_INPUT in kinds and fitting is not None:
+        why = f"Simulated: an input fits for which this line requests at most {size(fitting)}."
+        found.append(Suggestion("", why))
     asked = facts.oom.requested_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
@@ -228,26 +214,27 @@ def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
 
 
 def _of_settings(
-    data: DeviceData, path: str, kinds: Set[str], trials: list[Trial] | None, *, is_missing: bool
+    data: DeviceData, path: str, kinds: Set[str], facts: Facts, *, of_step_only: bool
 ) -> list[Suggestion]:
     """Return the settings that would have helped, or else how to look for such.
 
-    `is_missing`: whether the program needs more than there is, which no setting gives.
+    `of_step_only`: whether only those help with which the rest of the step fits.
     """
     kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
     version = data.snapshot.metadata.torch_version(kind)
-    fitting = next((trial for trial in trials or [] if trial.fits), None)
-    if fitting is not None:
-        why = "What the program would have allocated next is unknown."
-        command = command_of(fitting.settings, kind, version, own)
-        how = "simulated" if fitting.is_exact else "simulated, with some deviation"
-        return [Suggestion(command, why, f"{how}: this allocation succeeds")]
+    best = longest_lasting(facts.trials)
+    if best is not None and (best.is_proven or not of_step_only):
+        command = command_of(best.settings, kind, version, own)
+        return [Suggestion(command, best.limits_of_proof(), best.proof())]
     found = []
-    if trials is None and reasons.FRAGMENTED in kinds:
+    if facts.simulation is None and not of_step_only and reasons.FRAGMENTED in kinds:
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
-    if kinds & {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN} and not is_missing:
+    if (
+        kinds & {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN}
+        and facts.missing_bytes <= 0
+    ):
         found += _of_search(data, path)
     return found
 

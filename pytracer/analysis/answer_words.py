@@ -48,6 +48,7 @@ REASONS = {
     reasons.GROWING: "one line requests more from step to step",
     reasons.REPLACED: "one line's blocks become larger and larger",
     reasons.EXHAUSTED: "nearly all memory is in use",
+    reasons.SHORT: "this step needs more memory than there is",
     reasons.TOO_LARGE: "the request is too large",
     reasons.UNKNOWN: "can't tell why",
 }

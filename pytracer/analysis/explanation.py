@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from pytracer.analysis.advice import (
     Suggestion,
-    TrySettings,
     advise_after_oom,
     advise_at_peak,
 )
@@ -17,7 +16,6 @@ from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.blocks import Blocks, held_at
 from pytracer.analysis.categories import CategoryUsage, categories_of
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
-from pytracer.analysis.free_segments import fits_without
 from pytracer.analysis.holder_names import is_garbage
 from pytracer.analysis.holders import (
     Holder,
@@ -33,7 +31,8 @@ from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, an
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
 from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, verdicts
-from pytracer.analysis.oom.savings import fitting_input, recomputed_bytes
+from pytracer.analysis.oom.savings import recomputed_bytes
+from pytracer.analysis.oom.trials import Simulation, Trial, TrySettings
 from pytracer.analysis.oom.unfinished_pass import unfinished
 from pytracer.analysis.ooms import (
     OutOfMemory,
@@ -188,10 +187,10 @@ def explain_device(
     ooms = out_of_memories(data) if ooms is None else ooms
     oom = ooms[-1] if ooms else None
     leaks = leaks_of(data) if oom is None or _is_survived(data, oom) else None
-    moment, entry, trials = "peak", history.peak, None
+    moment, entry, simulation = "peak", history.peak, None
     if oom is not None:
         moment, entry = "oom", oom.event + 1 if history.is_known else None
-        trials = None if try_settings is None else try_settings(data)
+        simulation = None if try_settings is None else try_settings(data)
     held = held_at(data, entry)
     sample = None if oom is None else oom.sample
     if sample is None:
@@ -199,8 +198,8 @@ def explain_device(
     at = _most_reserved(data, sample) if oom is None else None
     has_streams = oom is None and history.is_known
     fitting = None
-    if trials is not None and all(trial.is_exact for trial in trials):
-        fitting = [trial.name for trial in trials if trial.fits]
+    if simulation is not None and all(trial.is_exact for trial in simulation.trials):
+        fitting = [trial.name for trial in simulation.trials if trial.fits]
     found = Explanation(
         path=snapshot.path,
         device=data.device,
@@ -252,11 +251,11 @@ def explain_device(
             found.growth,
         )
         return replace(found, suggestions=suggestions)
-    facts = _facts(oom, held, found)
+    facts = _facts(oom, held, found, simulation)
     reasons = verdicts(facts)
     if any(verdict.kind == LEAK for verdict in reasons):
         to_mend = facts.leaks
-    advice = advise_after_oom(data, reasons, facts, trials, to_mend)
+    advice = advise_after_oom(data, reasons, facts, to_mend)
     return replace(found, verdicts=reasons, suggestions=advice)
 
 
@@ -324,7 +323,9 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     return leaks_on_device(data)
 
 
-def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
+def _facts(
+    oom: OutOfMemory, held: Blocks, found: Explanation, simulation: Simulation | None
+) -> Facts:
     data, sizes = held.data, {usage.category: usage.size_bytes for usage in found.categories}
     why, is_failed = found.why_unknown, is_of_failure(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
@@ -339,8 +340,9 @@ def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
         leaks=leaks_on_device(data) if may_leak else None,
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
-        fits_without_garbage=_would_fit_without(oom, held, is_garbage),
-        fits_without_exception=_would_fit_without(oom, held, is_failed),
+        simulation=simulation,
+        without_garbage=_without(held, is_garbage, simulation),
+        without_exception=_without(held, is_failed, simulation),
         earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, found.categories) if why is None else None,
@@ -354,25 +356,17 @@ def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
         categories=found.categories,
         avoidable=avoidable(held),
         recomputed_bytes=recomputed_bytes(held),
-        fitting_input=fitting_input(data, oom, earlier),
     )
 
 
-def _would_fit_without(
-    oom: OutOfMemory, held: Blocks, is_holder: Callable[[str], bool]
-) -> bool | None:
-    """Return whether the request would have fitted without what these objects keep."""
+def _without(
+    held: Blocks, is_holder: Callable[[str], bool], simulation: Simulation | None
+) -> Trial | None:
+    """Return what would have happened without what these objects keep; None: unknown."""
     is_kept = held.are("unusual_holder", is_holder)
-    if not is_kept.any() or oom.own_pool_free_bytes is None:
+    if simulation is None or not is_kept.any():
         return None
-    return fits_without(
-        held.data,
-        oom.event,
-        held["address"][is_kept],
-        is_at_end=oom.is_at_end,
-        segment_bytes=oom.segment_bytes,
-        available_bytes=oom.available_bytes,
-    )
+    return simulation.without(held.numbers[is_kept])
 
 
 def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:

@@ -1,7 +1,7 @@
 """Which segments of a device have free memory when a request fails, and what it could use."""
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from pytracer.analysis.blocks import sum_by_group
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.layout import Segment, largest_pieces, layout_at, layout_at_end
 from pytracer.errors import PytracerError
-from pytracer.reading.snapshot import Column, Frame, Trace
+from pytracer.reading.snapshot import Frame, Trace
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,13 @@ class Free(NamedTuple):
     largest: int
 
 
-def free_segments(
-    data: DeviceData, event: int, is_at_end: bool, dropped: Column | None = None
-) -> dict[Segment, Free] | None:
+def free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segment, Free] | None:
     """Return the segments at an event that are not full; None if the segments are unknown.
 
     Args:
         data: The device.
         event: The event.
         is_at_end: Whether the state at the event is that of the file's end.
-        dropped: The addresses of blocks that count as free.
     """
     try:
         layout = (
@@ -61,10 +58,6 @@ def free_segments(
         )
     except PytracerError:
         return None
-    if dropped is not None:
-        stays = ~np.isin(layout.block_address, dropped)
-        names = ("block_segment", "block_address", "block_bytes", "block_stack")
-        layout = replace(layout, **{name: getattr(layout, name)[stays] for name in names})
     used = sum_by_group(layout.block_segment, layout.block_bytes, len(layout.segments))
     largest = largest_pieces(layout)
     return {
@@ -110,39 +103,3 @@ def other_pool(data: DeviceData, event: int, free_of: dict[Segment, Free]) -> Fr
         pools=len(others),
         all_bytes=sum(others.values()),
     )
-
-
-def fits_without(
-    data: DeviceData,
-    event: int,
-    dropped: Column,
-    *,
-    is_at_end: bool,
-    segment_bytes: int,
-    available_bytes: int,
-) -> bool | None:
-    """Return whether the request of an event would find memory if some blocks were free.
-
-    Before the allocator fails, it gives all segments without blocks back to the device.
-
-    Args:
-        data: The device, whose history is exact at the event.
-        event: The event.
-        dropped: The addresses of the blocks.
-        is_at_end: Whether the state at the event is that of the file's end.
-        segment_bytes: The size of the segment that the allocator needs for the request.
-        available_bytes: What it can take from the device.
-
-    Returns:
-        None with expandable segments, of which it gives back parts, and if the segments are
-        unknown.
-    """
-    free_of = free_segments(data, event, is_at_end, dropped)
-    if free_of is None or any(segment.is_expandable for segment in free_of):
-        return None
-    stream, requested = int(data.trace.stream[event]), int(data.trace.size_bytes[event])
-    own = own_pool(data.trace, event, free_of)
-    if any(part.largest >= requested for each, part in own.items() if each.stream == stream):
-        return True
-    empty = (each for each, part in free_of.items() if part.free == each.size_bytes)
-    return segment_bytes <= available_bytes + sum(each.size_bytes for each in empty)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytracer.analysis.advice import Trial
 from pytracer.analysis.answer import Answer, Line, text_lines
 from pytracer.analysis.answer_of_files import AnsweredFile, answer_of_files, answered_file, in_order
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import explain_device
+from pytracer.analysis.oom.trials import Simulation
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find
 from pytracer.reading.reader import load
@@ -84,7 +84,7 @@ def read_file(
     return ReadFile(file, leaks, report, fragments, is_only)
 
 
-def _try_settings(data: DeviceData) -> list[Trial] | None:
+def _try_settings(data: DeviceData) -> Simulation | None:
     from pytracer.simulator.trials import try_settings  # not needed without an out-of-memory
 
     return try_settings(data)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.advice import UNTESTED
 from pytracer.analysis.answer import one_line
 from pytracer.analysis.answer_of_files import AnsweredFile, answered_file
 from pytracer.analysis.answer_words import answer_of
@@ -114,15 +113,12 @@ def verdict_of(file: AnsweredFile, *, is_saved: bool = True) -> Verdict:
     """
     if not file.devices:
         return Verdict(f"{sentence(file.why_empty)}.", [], [])
-    explanation = file.devices[0]
-    answer = answer_of(explanation, is_saved=is_saved)
+    answer = answer_of(file.devices[0], is_saved=is_saved)
     lines = [
         f"{line.role.capitalize()}: {one_line(line)}"
         for line in answer.lines
-        if not line.is_command
+        if not line.is_command or line.role == "do"
     ]
-    untested = [one.command for one in explanation.suggestions if one.evidence == UNTESTED]
-    lines += [f"Untested: {command}" for command in untested if is_saved]
     commands = [line.text for line in answer.lines if line.is_command]
     heading = f"{answer.verdict} ({answer.where})"
     return Verdict(heading, lines, commands, is_leak=answer.kind == "leak")

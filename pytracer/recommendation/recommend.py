@@ -3,26 +3,26 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytracer.analysis.device_data import device_data
+from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.explanation import explain_device
-from pytracer.analysis.leaks.results import LEAST_STEPS
+from pytracer.analysis.oom.trials import longest_lasting
 from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.log import warn_once
 from pytracer.reading.files import find
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
-from pytracer.reading.steps import step_boundaries
 from pytracer.recommendation.results import (
     RankOutcome,
     Recommendation,
     TriedSetting,
     answered,
-    leak_first,
     ran_out,
+    reason_first,
 )
 from pytracer.recommendation.search import (
     COLLECTION,
@@ -35,7 +35,7 @@ from pytracer.recommendation.search import (
 )
 from pytracer.simulator.deviation import Reference, reference_of
 from pytracer.simulator.simulate import begins_as_recorded, limits_of, rules_under, version_note
-from pytracer.simulator.trials import trials_of
+from pytracer.simulator.trials import SimulatedOom, try_settings
 from pytracer.text import number, size
 
 Progress = Callable[[str], None]
@@ -53,8 +53,21 @@ class _Loaded:
     def capacity_bytes(self) -> int | None:
         return self.recording.limit_bytes if self.given_bytes is None else self.given_bytes
 
+    @cached_property
+    def data(self) -> DeviceData:
+        return device_data(self.snapshot, self.recording.device)
+
+    @cached_property
+    def simulation(self) -> SimulatedOom | None:
+        return try_settings(self.data)
+
+    @cached_property
+    def whole(self) -> Recording:
+        """The recording, with the rest of the step in which memory ran out."""
+        return self.recording if self.simulation is None else self.simulation.recording()
+
     def search(self) -> Search:
-        return Search(self.recording, limits_of(self.recording, self.given_bytes))
+        return Search(self.whole, limits_of(self.recording, self.given_bytes))
 
     def reference(self) -> Reference:
         return reference_of(self.recording, self.given_bytes)
@@ -168,7 +181,7 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
     on_progress("Searching the smallest devices")
     own, best, ranked = _measured(search, own, others, measure_all=bool(given))
     if one.given_bytes is None and not given:
-        advised = _advised_after_oom(recording, search, best)
+        advised = _advised_after_oom(one, search, best)
         notes += _why_not_best(advised, best)
         best = advised
         ranked = [
@@ -186,7 +199,7 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         answer="",
         command="",
         why="",
-        needed_bytes=needed_bytes(recording.requests),
+        needed_bytes=needed_bytes(one.whole.requests),
         deviation=reference.deviation,
         own=own,
         recommended=None,
@@ -195,9 +208,10 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         ranks=[],
         notes=notes,
     )
-    found = answered(found, best, recording, reference.why_unknown)
-    if not given and (leak := _leak_sentence(one.snapshot, recording)):
-        found = leak_first(found, leak)
+    like = "" if one.simulation is None else one.simulation.like
+    found = answered(found, best, recording, reference.why_unknown, like)
+    if not given:
+        found = reason_first(found, explain_device(one.data, lambda _: one.simulation))
     simulated = [own] if best is own else [own, best]
     notes = [*found.notes, *_notes(recording, ranked if given else simulated)]
     if given:
@@ -228,14 +242,12 @@ def _measured(
     return own, best, ranked
 
 
-def _advised_after_oom(recording: Recording, search: Search, best: TriedSetting) -> TriedSetting:
+def _advised_after_oom(one: _Loaded, search: Search, best: TriedSetting) -> TriedSetting:
     """Return the settings that an explanation of the same out-of-memory names, or else the best.
 
     All answers to one question name the same settings, also those that simulate few settings.
     """
-    if not ran_out(recording):
-        return best
-    fitting = next((trial for trial in trials_of(recording) or [] if trial.fits), None)
+    fitting = None if one.simulation is None else longest_lasting(one.simulation.trials)
     if fitting is None or placement(fitting.settings) == placement(best.settings):
         return best
     name = name_of(placement(fitting.settings))
@@ -250,13 +262,6 @@ def _why_not_best(advised: TriedSetting, best: TriedSetting) -> list[str]:
     return [
         f"With {best.name}, the smallest device would have {size(least)}, and not {size(needed)}."
     ]
-
-
-def _leak_sentence(snapshot: Snapshot, recording: Recording) -> str:
-    """Return the sentence of an explanation about a leak; "" without a leak."""
-    if len({step for step, _ in step_boundaries(snapshot, recording.device)}) < LEAST_STEPS:
-        return ""
-    return explain_device(device_data(snapshot, recording.device)).leak_sentence()
 
 
 def _names(simulated: list[TriedSetting]) -> str:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.explanation import Explanation
+from pytracer.analysis.oom import reasons
 from pytracer.analysis.requests import FAIL, Recording
 from pytracer.simulator.deviation import Deviation
 from pytracer.text import BriefRepr, number, size
@@ -20,6 +23,12 @@ TOO_LARGE = "too large"
 NO_SETTING = "no setting"
 UNKNOWN = "can't tell"
 LEAK = "leak"
+
+_NO_SETTING = {
+    *(reasons.GARBAGE, reasons.EXCEPTION, reasons.LIMIT, reasons.OTHERS, reasons.OTHER_POOL),
+    *(reasons.STREAMS, reasons.FREED, reasons.LIBRARY, reasons.REPLACED, reasons.GROWING),
+}
+"""The reasons of an out-of-memory error that are not of the allocator's settings."""
 
 WORTH = 0.02  # the share of the peak that a change must save, if the recording's own settings fit
 
@@ -155,11 +164,17 @@ class Recommendation(BriefRepr):
 
 
 def answered(
-    found: Recommendation, best: TriedSetting, recording: Recording, why_unknown: str | None
+    found: Recommendation,
+    best: TriedSetting,
+    recording: Recording,
+    why_unknown: str | None,
+    like: str,
 ) -> Recommendation:
     """Return a recommendation with the answer that its figures allow.
 
-    `why_unknown` is why the recording says nothing about other settings; None if it does.
+    Args:
+        why_unknown: Why the recording says nothing about other settings; None if it does.
+        like: The step that the rest of the last one is taken from, if it ran out of memory.
     """
     own, capacity, needed = found.own, found.capacity_bytes, size(found.needed_bytes)
     if capacity is not None and found.needed_bytes > capacity:
@@ -197,7 +212,7 @@ def answered(
             f"{size(capacity)}."
         )
         return _answer(found, UNKNOWN, text, COMPLETE)
-    return _change(found, best, recording)
+    return _change(found, best, recording, like)
 
 
 def ran_out(recording: Recording) -> bool:
@@ -205,8 +220,20 @@ def ran_out(recording: Recording) -> bool:
     return bool(np.any(recording.requests.kind == FAIL))
 
 
-def leak_first(found: Recommendation, sentence: str) -> Recommendation:
-    """Return a recommendation whose answer begins with the sentence on a leak."""
+def reason_first(found: Recommendation, explanation: Explanation) -> Recommendation:
+    """Return a recommendation that begins with the reason which `pytracer show` names.
+
+    That is a leak, or what no setting mends.
+    """
+    answer, sentence = answer_of(explanation, is_saved=False), explanation.leak_sentence()
+    if not sentence:
+        is_named = bool(_NO_SETTING.intersection(each.kind for each in explanation.verdicts))
+        is_named |= explanation.of_streams is not None
+        whys, remedies = answer.texts("why"), answer.texts("do")
+        if not is_named or not whys or found.kind == CHANGE:
+            return found
+        why = f"{' '.join(remedies[:1])} {found.answer} {found.why}".strip()
+        return _answer(found, found.kind, f"{answer.verdict}: {whys[0]}", why)
     text = sentence if sentence.startswith("Leak") else f"Leak: {sentence}"
     why = f"No setting stops a leak. Apart from the leak: {found.answer} {found.why}".rstrip()
     command = f"pytracer show {shlex.quote(found.path)} --leaks"
@@ -256,7 +283,9 @@ def _keep(found: Recommendation) -> Recommendation:
     return _answer(found, KEEP, f"{begin}: {none}.", why)
 
 
-def _change(found: Recommendation, best: TriedSetting, recording: Recording) -> Recommendation:
+def _change(
+    found: Recommendation, best: TriedSetting, recording: Recording, like: str
+) -> Recommendation:
     own, peak = found.own, size(best.peak_reserved_bytes)
     failed = ran_out(recording)
     notes = [*found.notes]
@@ -264,6 +293,7 @@ def _change(found: Recommendation, best: TriedSetting, recording: Recording) -> 
         fits = "the program would fit"
         if failed:
             fits = "the allocation that failed would have fitted"
+            fits += f", and the rest of a step like {like}" if like else ""
         text = f"Use {best.name}: {fits}, with {peak} reserved at the peak."
         event = "" if own.failed_event is None else f" at event {own.failed_event:,}"
         why = (
@@ -271,7 +301,7 @@ def _change(found: Recommendation, best: TriedSetting, recording: Recording) -> 
             f"{event}, with {size(own.waste_at_oom_bytes or 0)} reserved but not allocated at that "
             "moment."
         )
-        if failed:
+        if failed and not like:
             notes.append(
                 "After an allocation that failed, what the program would have allocated next is "
                 "unknown, and may not fit."

@@ -29,7 +29,7 @@ def variables(change: str) -> dict[str, str]:
 
     They are right for every torch and torch_npu that pytracer records, and none is imported. Each
     variable that is set already is changed separately, because versions differ in which of them
-    counts. A torch before 2.9 ignores `PYTORCH_ALLOC_CONF`, so its settings are also written to
+    counts. A torch before 2.10 ignores `PYTORCH_ALLOC_CONF`, so its settings are also written to
     the older variable.
 
     A ConfigError says which of `change` and the variables that are set is malformed.

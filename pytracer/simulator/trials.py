@@ -1,15 +1,27 @@
-"""A few settings that are simulated after each out-of-memory error, also in the job itself."""
+"""A few changes that are simulated after each out-of-memory error, also in the job itself."""
+
+import contextlib
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
-from pytracer.analysis.advice import Trial
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.requests import Recording, extract_recording
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.oom.trials import Trial
+from pytracer.analysis.requests import (
+    ALLOCATE,
+    Recording,
+    block_order,
+    extract_recording,
+)
 from pytracer.errors import PytracerError
-from pytracer.reading.snapshot import OOM
+from pytracer.reading.snapshot import OOM, Column
 from pytracer.simulator.deviation import reference_of
+from pytracer.simulator.rest_of_step import Continued, continued
 from pytracer.simulator.rules import is_checked
 from pytracer.simulator.simulate import limits_of, rules_under, simulate_recording
+from pytracer.text import size
 from pytracer.variables import format_settings, parse_settings, with_settings
 
 TRIED: tuple[dict[str, str], ...] = (
@@ -19,46 +31,114 @@ TRIED: tuple[dict[str, str], ...] = (
 )
 """The changes that are tried, the best first. `pytracer recommend` tries more."""
 
+_PARTS = 64  # how finely the size of an input that fits is searched
 
-def try_settings(data: DeviceData) -> list[Trial] | None:
-    """Simulate a device that ran out of memory under some settings.
+
+class SimulatedOom:
+    """An out-of-memory that can be simulated: a `Simulation`."""
+
+    def __init__(self, data: DeviceData, recording: Recording, *, is_exact: bool) -> None:
+        """Continue the recording with the rest of its last step."""
+        self._data, self._recording, self._is_exact = data, recording, is_exact
+        self._continued = continued(data, recording)
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """The settings that the recording does not have, the first to be advised first."""
+        recording, own = self._recording, parse_settings(self._recording.settings)
+        found = []
+        for change in TRIED:
+            if change.items() <= own.items():
+                continue
+            settings = with_settings(recording.settings, change, recording.backend)
+            with contextlib.suppress(PytracerError):  # this allocator has no such setting
+                found.append(self._trial(self._continued, settings, format_settings(change)))
+        return found
+
+    @property
+    def like(self) -> str:
+        """The step that the rest of the last one is taken from, as in "step 3"; "": unknown."""
+        return self._continued.like or ""
+
+    def recording(self) -> Recording:
+        """Return the recording with the rest of its last step, if that is known."""
+        begun, requests = self._continued, self._recording.requests
+        if not self.like or (requests.kind[begun.failing :] == ALLOCATE).any():  # it went on
+            return self._recording
+        return replace(self._recording, requests=begun.requests(end=begun.ends[0]))
+
+    def without(self, rows: Column) -> Trial:
+        """Simulate that these blocks of the history were free when the allocation failed."""
+        order = block_order(self._recording.history.blocks)
+        begun = self._continued.without(np.flatnonzero(np.isin(order, rows)))
+        return self._trial(begun, self._recording.settings)
+
+    def fitting_bytes(self) -> int | None:
+        """Return what the line may request at most, with a smaller input; None: unknown.
+
+        The inputs are between that of the step that the rest is taken from and that which failed.
+        """
+        begun, own = self._continued, self._recording.settings
+        names = ("small_bytes", "size_bytes")
+        least, asked = (int(begun.rows[name][begun.failing]) for name in names)
+        if not begun.like or not 0 < least < asked:
+            return None
+        low, high = -1, _PARTS  # of which low fits, and high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self._trial(begun, own, part=middle / _PARTS).is_proven
+            low, high = (middle, high) if fits else (low, middle)
+        return None if low < 0 else int(least * (asked / least) ** (low / _PARTS))
+
+    def _trial(self, begun: Continued, settings: str, name: str = "", part: float = 1.0) -> Trial:
+        requests = begun.requests(part)
+        recording = replace(self._recording, requests=requests)
+        rules, limits = rules_under(settings, recording), limits_of(recording)
+        done = simulate_recording(recording, rules, limits, with_curve=True)
+        assert done.allocated_bytes is not None
+        failed = len(requests) if done.failed_request is None else done.failed_request
+        again, later = "", 0
+        if done.failed_request is not None:
+            stack, stacks = int(begun.rows["stack"][failed]), self._data.snapshot.stacks
+            site = self._data.chains.site(stack)
+            node = stacks.strings[stacks.node[stack]]
+            where = f"in {node}" if site is None and node else f"at {call_site_text(site)}"
+            again = f"{size(int(requests.size_bytes[failed]))} {where}"
+            later = int(np.count_nonzero(requests.kind[begun.failing : failed] == ALLOCATE))
+        # A setting would have been there when earlier allocations failed.
+        has_earlier = bool(name) and bool((done.oom_requests < begun.failing).any())
+        steps = sum(end <= failed for end in begun.ends)
+        until = begun.ends[0] if begun.ends else begun.failing + 1
+        return Trial(
+            name=name,
+            settings=settings,
+            fits=failed > begun.failing and not has_earlier,
+            is_exact=self._is_exact,
+            like=begun.like,
+            steps=steps,
+            is_all=steps == len(begun.ends),
+            later=later,
+            again=again,
+            peak_bytes=int(done.allocated_bytes[begun.failing : until].max()),
+            limit_bytes=recording.limit_bytes,
+        )
+
+
+def try_settings(data: DeviceData) -> SimulatedOom | None:
+    """Return what simulates a device that ran out of memory.
 
     Returns:
-        The settings, the first to be advised first; None if there was no out-of-memory, or if
-        settings cannot be judged (see `trials_of`).
+        None if there was no out-of-memory, or if a simulation of the recording's own settings does
+        not reproduce the recording, so that other settings cannot be judged.
     """
     if not data.history.is_known or not np.any(data.trace.action == OOM):
         return None
     try:
-        return trials_of(extract_recording(data.snapshot, data.device, data.history))
+        recording = extract_recording(data.snapshot, data.device, data.history)
+        reference = reference_of(recording)
     except PytracerError:  # the CPU, a file of one phase, or settings that are not simulated
         return None
-
-
-def trials_of(recording: Recording) -> list[Trial] | None:
-    """Simulate a recording under some settings that it does not have.
-
-    Returns:
-        The settings; None if a simulation of the recording's own settings does not reproduce the
-        recording.
-
-    Raises:
-        PytracerError: The recording's own settings cannot be simulated.
-    """
-    reference = reference_of(recording)
     if reference.why_unknown is not None:
         return None
     is_exact = reference.is_exact and is_checked(recording.backend, recording.torch_version)
-    own = parse_settings(recording.settings)
-    trials = []
-    for change in TRIED:
-        if change.items() <= own.items():
-            continue
-        settings = with_settings(recording.settings, change, recording.backend)
-        try:
-            rules = rules_under(settings, recording)
-            done = simulate_recording(recording, rules, limits_of(recording))
-        except PytracerError:  # the allocator of this version has no such setting
-            continue
-        trials.append(Trial(format_settings(change), settings, done.ooms == 0, is_exact))
-    return trials
+    return SimulatedOom(data, recording, is_exact=is_exact)

@@ -444,7 +444,7 @@ def two_trainings_in_threads() -> None:
 
 
 def fails_in_backward() -> None:
-    """Exhausted: the forward pass just fits, its backward does not."""
+    """Fragmented: the forward pass fits, and its backward does if free memory is joined."""
     model, optimizer = gpt(layers=5, width=512)
     for _ in range(2):
         update(optimizer, loss_of(model, tokens(15, 384)))

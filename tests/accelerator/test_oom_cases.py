@@ -28,6 +28,7 @@ from pytracer.analysis.oom.reasons import (
     UNKNOWN,
 )
 from pytracer.reading import load
+from pytracer.simulator.trials import try_settings
 
 PROGRAM = Path(__file__).parent / "oom_cases.py"
 CAPACITY_MIB = 2 << 10
@@ -102,7 +103,7 @@ CASES = {
     ),
     "validation_keeps_graphs": Case((LARGER_INPUT, EXHAUSTED), "", "call it under torch.no_grad()"),
     "two_trainings_in_threads": Case((EXHAUSTED, UNKNOWN), "", "half the batch saves", which=0),
-    "fails_in_backward": Case((EXHAUSTED,), "", "Compute the loss in parts", helped={"PART": "2"}),
+    "fails_in_backward": Case((FRAGMENTED,), "", "expandable_segments:True", helped=EXPANDS),
     "gan_keeps_samples": Case((LEAK,), "gallery[…]", "Look at gallery[…]"),
     "snapshots_of_weights": Case((LEAK,), "history[…]", "Look at history[…]"),
     "old_folds_are_garbage": Case((LEAK, GARBAGE), "a reference cycle of ", "gc.collect()"),
@@ -148,7 +149,7 @@ def test_the_answer_is_true(name: str, tmp_path: Path) -> None:
     run(tmp_path, name, PYTRACER="1", **case.more)
     paths = sorted(tmp_path.glob("outputs/profile/oom_*/*.pickle"))
     assert paths
-    answer = answer_of(explain(load(paths[case.which]))[0])
+    answer = answer_of(explain(load(paths[case.which]), try_settings=try_settings)[0])
     # THEN the first line has the reason
     first = answer.verdict.removeprefix("OUT OF MEMORY: ")
     assert first.startswith(tuple(REASONS[kind] for kind in case.kinds))

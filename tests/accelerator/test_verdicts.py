@@ -32,6 +32,7 @@ from pytracer.analysis.oom.reasons import (
     UNKNOWN,
 )
 from pytracer.reading import load
+from pytracer.simulator.trials import try_settings
 
 PROGRAM = Path(__file__).parent / "oom_programs.py"
 CAPACITY_MIB = 4 << 10
@@ -192,7 +193,7 @@ def test_the_advice_helps(backend: str, tmp_path: Path) -> None:
     assert failed == dict.fromkeys(names, "failed")
     for name in names:
         path = sorted(tmp_path.glob(f"{name}/oom_*/*.pickle"))[-1]
-        (explanation,) = explain(load(path))
+        (explanation,) = explain(load(path), try_settings=try_settings)
         # THEN the reason is known, the advice, and who keeps the memory
         kind, text, advice = REMEDIES[name]
         assert kinds(explanation) == [kind]
@@ -210,7 +211,7 @@ def test_an_exception_that_keeps_pieces_is_no_reason(backend: str, tmp_path: Pat
     name = "retry_in_pieces"
     assert run(backend, tmp_path, name, OUTPUT=str(tmp_path)) == {name: "failed"}
     path = sorted(tmp_path.glob(f"{name}/oom_*/*.pickle"))[-1]
-    (explanation,) = explain(load(path))
+    (explanation,) = explain(load(path), try_settings=try_settings)
     # THEN the exception is not the reason
     assert kinds(explanation) == [EXHAUSTED]
     # AND that is true: the program fails without the exception, too

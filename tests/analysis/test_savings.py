@@ -15,6 +15,7 @@ from pytracer.analysis.oom.savings import lowering, recomputed_bytes
 from pytracer.analysis.oom.unfinished_pass import Unfinished, unfinished
 from pytracer.analysis.ooms import out_of_memories
 from pytracer.reading import load
+from pytracer.simulator.trials import try_settings
 from pytracer.text import parsed_size
 
 KIB = 2**10
@@ -341,11 +342,11 @@ def test_what_checkpoints_keep_is_no_reason_for_more() -> None:
 
 
 @pytest.mark.parametrize(("room_mib", "length"), [(140, 1024), (200, 1024), (400, 2048)])
-def test_the_input_that_fits_by_estimate(room_mib: int, length: int, tmp_path: Path) -> None:
+def test_the_input_that_fits_by_simulation(room_mib: int, length: int, tmp_path: Path) -> None:
     # GIVEN steps, and one with a longer input for which there is no memory
     path, before = tmp_path / "1.pickle", [64, 96, 128, 64]
     assert write(path, training, room_mib << 20, batch=4, length=[*before, length]).ran_out
-    (explanation,) = explain(load(path))
+    (explanation,) = explain(load(path), try_settings=try_settings)
     texts = [suggestion.why for suggestion in explanation.suggestions]
     (text,) = [text for text in texts if "an input fits for which this line" in text]
     fitting_bytes = parsed_size(text.removesuffix(".").rsplit("at most ", 1)[1])
@@ -359,5 +360,5 @@ def test_the_input_that_fits_by_estimate(room_mib: int, length: int, tmp_path: P
 def test_no_input_that_fits_is_named_without_earlier_steps(tmp_path: Path) -> None:
     path = tmp_path / "1.pickle"
     assert write(path, training, 140 << 20, batch=4, length=[64, 1024]).ran_out
-    (explanation,) = explain(load(path))
+    (explanation,) = explain(load(path), try_settings=try_settings)
     assert not any("an input fits" in suggestion.why for suggestion in explanation.suggestions)

@@ -40,7 +40,8 @@ def test_the_command(tmp_path: Path) -> None:
     ("version", "own", "line"),
     [
         ("2.8.0", "", "export PYTORCH_CUDA_ALLOC_CONF=a:1"),
-        ("2.9.1", "b:1", "export PYTORCH_ALLOC_CONF=a:1"),
+        ("2.9.1", "", "export PYTORCH_CUDA_ALLOC_CONF=a:1"),
+        ("2.10.0", "b:1", "export PYTORCH_ALLOC_CONF=a:1"),
         ("2.12.1", "", "export PYTORCH_ALLOC_CONF=a:1"),
         ("2.15.0", "b:1", "export PYTORCH_CUDA_ALLOC_CONF=a:1"),
         (None, "", "export PYTORCH_CUDA_ALLOC_CONF=a:1"),

@@ -46,9 +46,6 @@ class EarlierRequests:
     # the one before, from `least_bytes` on; else 0.
     growing: int
     least_bytes: int  # its largest request in the first of them; 0 without one
-    # How many times as much as in earlier steps most lines of the step request that request more:
-    # as many times as large is the input; 1 if they request no more.
-    ratio: float = 1.0
 
     def are_smaller(self, requested_bytes: int) -> bool:
         """Return whether a request is larger than all that are usual for the line."""
@@ -80,27 +77,25 @@ def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
     steps, count = np.unique(step[step < len(begins)], return_counts=True)
     # A loop within the step, as an evaluation with its own batches, does not compare.
     is_same_use = np.count_nonzero(step == len(begins)) < _MORE_OFTEN * count.max(initial=0)
-    ratios = _larger_lines(data, sites, event, begins) if is_same_use else []
+    is_larger = is_same_use and _is_larger(data, sites, event, begins)
     return EarlierRequests(
-        steps=len(steps) if ratios else 0,
+        steps=len(steps) if is_larger else 0,
         most_bytes=int(of_step[:-1].max(initial=0)),
         replaced=replaced if 2 * replaced >= len(now) else 0,
         first_bytes=int(size[0]) if len(now) else 0,
         has_steps=data.has_marked_steps,
         growing=len(most_of_step) if is_growing else 0,
         least_bytes=int(most_of_step[0]) if is_growing else 0,
-        ratio=float(np.median(ratios)) if ratios else 1.0,
     )
 
 
-def _larger_lines(data: DeviceData, sites: Column, event: int, begins: Column) -> list[float]:
-    """Return how many times as much as in any earlier step those lines had that had more.
+def _is_larger(data: DeviceData, sites: Column, event: int, begins: Column) -> bool:
+    """Return whether at least half of the lines of the step request more than in any earlier one.
 
-    None, if they are less than half of the lines of the step. Lines that are new in it do not
-    count, and neither do those of small requests.
+    Lines that are new in it do not count, and neither do those of small requests.
     """
     if not len(begins):
-        return []
+        return False
     trace = data.trace
     most: list[dict[int, int]] = []
     for begin, end in ((0, int(begins[-1])), (int(begins[-1]), event)):
@@ -112,8 +107,8 @@ def _larger_lines(data: DeviceData, sites: Column, event: int, begins: Column) -
     earlier, now = most
     known = [(now[site], earlier[site]) for site in now if site in earlier]
     large = [pair for pair in known if _SMALL_PART * max(pair) >= trace.size_bytes[event]]
-    larger = [pair[0] / pair[1] for pair in large if pair[0] > _LARGER * pair[1]]
-    return larger if 2 * len(larger) >= len(large) else []
+    larger = [pair for pair in large if pair[0] > _LARGER * pair[1]]
+    return bool(larger) and 2 * len(larger) >= len(large)
 
 
 def _without_small(size_bytes: Column, alloc: Column) -> Column:

@@ -20,6 +20,7 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.oom.earlier_requests import EarlierRequests
+from pytracer.analysis.oom.trials import JOINING, Simulation, Trial
 from pytracer.analysis.oom.unfinished_pass import Unfinished
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.stream_memory import StreamMemory, idle_streams_text, waiting_text
@@ -41,6 +42,7 @@ LARGER_INPUT = "larger input"
 REPLACED = "replaced by larger"
 GROWING = "grows from step to step"
 EXHAUSTED = "nearly exhausted"
+SHORT = "step needs more"
 TOO_LARGE = "too large"
 UNKNOWN = "can't tell"
 
@@ -87,27 +89,28 @@ class Verdict:
 
     Attributes:
         kind: "leak": memory that is kept from step to step, and the allocation would have fitted
-            without it. "garbage": objects that refer to each other keep memory that
-            `gc.collect()` would free, and "exception": an exception keeps the functions that have
-            failed; the allocation would have fitted without this memory. "fragmented": the
-            allocation would have fitted if the free memory of its pool and of the device were one
-            piece; and a step of the program had ended before, or it had had as much memory, or much
-            is in pieces. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves
-            memory of the device unused, and the allocation would have fitted without it. "others":
-            memory outside the allocator, of other processes or of libraries, and the allocation
-            would have fitted without it. "library": not the allocator, but a library such as cuBLAS
-            got no memory of the device.
+            without it. "garbage": objects that refer to each other keep memory that `gc.collect()`
+            would free, and "exception": an exception keeps the functions that have failed; the
+            allocation would have fitted without this memory. "fragmented": the allocation would
+            have fitted if the free memory of its pool and of the device were one piece, and the
+            rest of the step, too, in a simulation; or if nothing like it precedes, a step had ended
+            before, or it had had as much memory, or much is in pieces. "limit": a limit of the
+            process (`set_per_process_memory_fraction`) leaves memory of the device unused, and the
+            allocation would have fitted without it. "others": memory outside the allocator, of
+            other processes or of libraries, and the allocation would have fitted without it.
+            "library": not the allocator, but a library such as cuBLAS got no memory of the device.
             "freed meanwhile": a piece of its pool that fits is free, although the allocator found
             none. "other pool": the same of the free memory of another memory pool, such as a CUDA
-            graph's, or of several. "idle streams": the same of streams that are not used any
-            more. "waits for a stream": the same of blocks that were freed while a stream used them.
-            "nearly exhausted": the program had nearly all memory allocated, and more than
-            ever before, so it may need more than this allocation. "too large": no allocator could
-            have served the allocation next to the memory that the program held. In place of these
-            two, and of "fragmented" and "can't tell", "larger input" if the line has requested less
-            in each earlier step; "grows from step to step" if nearly each step has requested more
-            than the one before; and in place of the two, "replaced by larger" if the line replaces
-            its blocks by larger ones within the step. "can't tell": none of these is certain.
+            graph's, or of several. "idle streams": the same of streams that are not used any more.
+            "waits for a stream": the same of blocks that were freed while a stream used them.
+            "nearly exhausted": the program had nearly all memory allocated, and more than ever
+            before, so it may need more than this allocation. "step needs more": a simulation has
+            shown that the rest of the step needs more, too. "too large": no allocator could have
+            served the allocation next to the memory that the program held. In place of these two,
+            and of "fragmented" and "can't tell", "larger input" if the line has requested less in
+            each earlier step; "grows from step to step" if nearly each step has requested more than
+            the one before; and in place of the two, "replaced by larger" if the line replaces its
+            blocks by larger ones within the step. "can't tell": none of these is certain.
         text: The figures that decided, as sentences.
     """
 
@@ -128,8 +131,9 @@ class Facts:
         leaks: The leaks until the out-of-memory error; None if there was none, or if nobody looked.
         garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
         exception_bytes: The bytes that functions keep which have failed.
-        fits_without_garbage, fits_without_exception: Whether the request would have found memory
-            without these bytes.
+        simulation: Simulates changes; None: that is not possible, or the simulation of the
+            recording's own settings does not equal the recording.
+        without_garbage, without_exception: What would have happened without these bytes.
         of_streams: What streams keep from each other; None if it is little.
         splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
@@ -139,7 +143,6 @@ class Facts:
         holders, keepers, categories: What held the memory when it ran out.
         avoidable: The changes that avoid some of it.
         recomputed_bytes: What the recomputation of a checkpoint kept.
-        fitting_input: A sentence: the largest input that fits.
     """
 
     oom: OutOfMemory
@@ -150,8 +153,9 @@ class Facts:
     leaks: DeviceLeaks | None = None
     garbage_bytes: int = 0
     exception_bytes: int = 0
-    fits_without_garbage: bool | None = None
-    fits_without_exception: bool | None = None
+    simulation: Simulation | None = None
+    without_garbage: Trial | None = None
+    without_exception: Trial | None = None
     earlier: EarlierRequests | None = None
     progress: Unfinished | None = None
     of_streams: StreamMemory | None = None
@@ -163,7 +167,16 @@ class Facts:
     categories: Sequence[CategoryUsage] = ()
     avoidable: Sequence[str] = ()
     recomputed_bytes: int = 0
-    fitting_input: str | None = None
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """The simulated settings."""
+        return () if self.simulation is None else self.simulation.trials
+
+    @property
+    def joined(self) -> Trial | None:
+        """The simulation of an allocator that joins free memory; None if there is none."""
+        return next((trial for trial in self.trials if trial.name == JOINING), None)
 
     @property
     def sample(self) -> UsageSample:
@@ -219,14 +232,19 @@ def verdicts(facts: Facts) -> list[Verdict]:
     if facts.splits_all and (oom.own_pool_largest_bytes or 0) >= oom.requested_bytes:
         return [_of_freed_memory(facts)]
     is_exhausted, held = _is_exhausted(facts), facts.sample.allocated_bytes
+    proven = [each for each in (facts.without_garbage, facts.without_exception) if each is not None]
     # If little of the memory is of no use, the program soon needs more than that.
-    if not is_exhausted or facts.garbage_bytes + facts.exception_bytes >= MUCH_UNUSED * held:
+    is_much = facts.garbage_bytes + facts.exception_bytes >= MUCH_UNUSED * held
+    if not is_exhausted or is_much or any(trial.is_proven for trial in proven):
         kept += dropped
     pieces = [] if is_exhausted or is_free else list(_fragmented(facts))
+    joined, earlier = facts.joined, facts.earlier
+    if joined is not None and joined.again and earlier is not None and earlier.replaced:
+        pieces = []  # joined memory is enough for some larger blocks of the loop
     found = [*kept, *pieces]
-    if pieces and facts.earlier is not None and facts.earlier.growing:
+    if pieces and earlier is not None and earlier.growing:
         # That a setting joins them does not help for long.
-        found.append(Verdict(GROWING, _growing_text(facts, facts.earlier)))
+        found.append(Verdict(GROWING, _growing_text(facts, earlier)))
     if not is_free:
         found += [*_of_limit(facts), *_of_others(facts, is_exhausted=is_exhausted)]
         found += _of_streams(facts)
@@ -235,7 +253,8 @@ def verdicts(facts: Facts) -> list[Verdict]:
     if found:
         return found
     if is_exhausted:
-        return [_with_growth(Verdict(EXHAUSTED, _use_text(facts)), facts)]
+        kind = EXHAUSTED if facts.is_nearly_all or not _needs_more(joined) else SHORT
+        return [_with_growth(Verdict(kind, _use_text(facts)), facts)]
     if oom.requested_bytes > _most_available(facts):
         return [_with_growth(Verdict(TOO_LARGE, _missing_text(facts)), facts)]
     if is_free:
@@ -267,10 +286,10 @@ def _asked(facts: Facts) -> str:
     return "what the library needs" if is_librarys else f"the {size(facts.oom.requested_bytes)}"
 
 
-def _fits_without(facts: Facts, held: int, is_known: bool | None = None) -> bool:
+def _fits_without(facts: Facts, held: int, trial: Trial | None = None) -> bool:
     """Return whether the allocation would have fitted if some bytes had not been held.
 
-    `is_known`: the answer by the addresses of the blocks; None: where they were is unknown.
+    `trial`: its simulation; None: there is none.
     """
     oom, available = facts.oom, facts.oom.available_bytes
     if not held:
@@ -279,8 +298,8 @@ def _fits_without(facts: Facts, held: int, is_known: bool | None = None) -> bool
         return oom.segment_bytes <= held  # an unknown limit left less than the request
     if oom.library_error is not None and oom.sample is not None:  # how much it asked is unknown
         return held >= MUCH_UNUSED * oom.sample.allocated_bytes
-    if is_known is not None and oom.segment_bytes > available:
-        return is_known
+    if trial is not None:
+        return not trial.is_refuted
     if oom.segment_bytes <= available:  # the driver has refused a part of it
         available -= int(UNUSABLE_PART * (oom.limit_bytes or 0))
     # Freed blocks may leave free memory in pieces.
@@ -289,18 +308,24 @@ def _fits_without(facts: Facts, held: int, is_known: bool | None = None) -> bool
 
 def _dropped(facts: Facts) -> Iterator[Verdict]:
     asked = _asked(facts)
-    if _fits_without(facts, facts.garbage_bytes, facts.fits_without_garbage):
+    if _fits_without(facts, facts.garbage_bytes, facts.without_garbage):
         yield Verdict(
             GARBAGE,
             f"objects that refer to each other, and that nothing else refers to, keep "
-            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
+            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted"
+            f"{_rest(facts.without_garbage)}.",
         )
-    if _fits_without(facts, facts.exception_bytes, facts.fits_without_exception):
+    if _fits_without(facts, facts.exception_bytes, facts.without_exception):
         yield Verdict(
             EXCEPTION,
             f"an exception keeps the functions that have failed, and they keep "
-            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted.",
+            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted"
+            f"{_rest(facts.without_exception)}.",
         )
+
+
+def _rest(trial: Trial | None) -> str:
+    return "" if trial is None else trial.rest()
 
 
 def _of_cpu(facts: Facts) -> Verdict:
@@ -338,9 +363,13 @@ def _fragmented(facts: Facts) -> Iterator[Verdict]:
     oom, own, streams = facts.oom, facts.oom.own_pool_free_bytes, facts.oom.own_pool_streams
     if own is None or streams is None or facts.expands or not _is_known(facts):
         return
+    joined, is_much = facts.joined, own >= MUCH_IN_PIECES * facts.total_bytes
+    if joined is not None and joined.is_refuted and (joined.fits or not is_much):
+        return
     # Expandable segments join free memory only as far as no block in use is in the same page.
     lost = max(own // 2, SPARE_PAGES * PAGE_BYTES * max(streams, 1))
-    if oom.segment_bytes + lost > oom.available_bytes + own:
+    is_short = oom.segment_bytes + lost > oom.available_bytes + own
+    if is_short and (joined is None or joined.is_refuted):
         return
     in_streams = "" if streams < 2 else f" of {streams} streams"
     yield Verdict(
@@ -357,7 +386,9 @@ def _is_known(facts: Facts) -> bool:
 
     A first step may need any amount, and so may one that needs more than those before.
     """
-    own = facts.oom.own_pool_free_bytes
+    own, joined = facts.oom.own_pool_free_bytes, facts.joined
+    if joined is not None and joined.is_proven:
+        return True
     if _had_as_much(facts) or own is None or (facts.has_step and not _is_larger_input(facts)):
         return True
     return own >= MUCH_IN_PIECES * facts.total_bytes
@@ -380,6 +411,9 @@ def _is_larger_input(facts: Facts) -> bool:
 
 def _is_exhausted(facts: Facts) -> bool:
     total, wanted, unsure = facts.total_bytes, facts.wanted_bytes, facts.sample.uncertain_bytes or 0
+    joined = facts.joined
+    if joined is not None and (joined.is_proven or _needs_more(joined)):
+        return not joined.is_proven
     # A program that has had as much before can go on, if only the memory were in one piece. And a
     # request for more than half of the memory is too large by itself.
     if _had_as_much(facts) or facts.oom.requested_bytes > total // 2:
@@ -388,6 +422,11 @@ def _is_exhausted(facts: Facts) -> bool:
     least = (MOST if is_short else NEARLY_ALL) * total
     is_all = wanted <= total and wanted - unsure >= ALL_BUT_PIECES * total
     return is_all or facts.sample.allocated_bytes - unsure >= least
+
+
+def _needs_more(joined: Trial | None) -> bool:
+    """Return whether joined memory is enough for the request, and not for the rest of the step."""
+    return joined is not None and joined.fits and joined.is_refuted
 
 
 def _use_text(facts: Facts) -> str:
@@ -407,6 +446,8 @@ def _use_text(facts: Facts) -> str:
     elif facts.sample.free_bytes:
         text += f"; {size(facts.sample.free_bytes)} were free in pieces"
     more = "What the program needs after this is unknown."
+    if facts.joined is not None and facts.joined.again and wanted <= total:
+        more = facts.joined.failure()
     if facts.is_first_backward:
         more = "Other gradients, and the states of an optimizer, are to come."
     return f"{text}. {more}{_held_outside(facts)}"

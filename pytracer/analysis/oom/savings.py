@@ -1,14 +1,10 @@
 """How much less memory a program would need with the usual remedies, by estimate."""
 
-import math
 from collections.abc import Sequence
 
 from pytracer.analysis.blocks import Blocks
 from pytracer.analysis.categories import CategoryUsage, Owner
-from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.oom.earlier_requests import EarlierRequests
 from pytracer.analysis.oom.unfinished_pass import Unfinished, layers_of
-from pytracer.analysis.ooms import OutOfMemory
 from pytracer.text import size
 
 _LEAST_PART = 0.05  # the least part of the memory that a remedy saves if it is named
@@ -98,33 +94,6 @@ def lowering(
     }
     named = [name for name, is_much in usual.items() if is_much] or ["a smaller batch"]
     return [f"The program must hold less: {', '.join(named)}."]
-
-
-def fitting_input(
-    data: DeviceData, oom: OutOfMemory, earlier: EarlierRequests | None
-) -> str | None:
-    """Return the largest input that fits, by the requests of its line; None: unknown.
-
-    What the steps before needed, more than is kept from step to step, is taken to grow with the
-    square of the input, as attention does: other memory grows less.
-    """
-    if earlier is None or earlier.ratio == 1 or not earlier.are_smaller(oom.requested_bytes):
-        return None
-    begins = [first for _, first in data.boundaries if first <= oom.event]
-    if not data.has_marked_steps or not data.history.is_known or len(begins) < 2:
-        return None
-    allocated = data.history.usage.allocated_bytes
-    kept_bytes = int(allocated[begins[-1]])
-    needed_bytes = int(allocated[begins[0] : begins[-1]].max()) - kept_bytes
-    room_bytes = _ROOM * oom.most_reserved_bytes - kept_bytes
-    if not 0 < needed_bytes < room_bytes:
-        return None
-    power = math.log(oom.requested_bytes / earlier.most_bytes, earlier.ratio) / 2
-    more = (room_bytes / needed_bytes) ** min(max(power, 0.5), 1)
-    fitting_bytes = int(earlier.most_bytes * more)
-    if fitting_bytes >= oom.requested_bytes:
-        return None
-    return f"By estimate, an input fits for which this line requests at most {size(fitting_bytes)}."
 
 
 def recomputed_bytes(held: Blocks) -> int:

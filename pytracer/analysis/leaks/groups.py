@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from pytracer.analysis.call_sites import is_programs_frame
+from pytracer.analysis.history import totals
 from pytracer.analysis.holder_names import common_holder, holder_names, main_holder
-from pytracer.analysis.leaks.doubts import LEAST_CYCLES, Doubts
+from pytracer.analysis.leaks.doubts import Doubts
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
     Lives,
@@ -24,10 +25,11 @@ from pytracer.analysis.leaks.growth import (
 )
 from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order
 from pytracer.reading.snapshot import Column, Frame
-from pytracer.text import size
 
 _LEAST_OLDER = 8
 """The least number of older and newer growths together that prove a leak of rare growths."""
+
+_MOST_OF_LINE = 0.9
 
 _MOST_DIVISIONS = 32
 """How often a group is divided by callers at most, because recursion has any number of them."""
@@ -209,7 +211,9 @@ class _Search:
             return self._release(group, steady.reason) if len(growths) > 2 else None
         if is_level(group, int(growths[0]), slots):
             return self._release(group, "as much of it was released as was kept")
-        reason = self.seen.doubt or steady.reason or self.doubts.may_be_cleared(group, longest)
+        reason = (
+            self.seen.doubt or steady.reason or self.doubts.may_be_cleared(levels(group, slots))
+        )
         seen = int(np.count_nonzero(overdue.has_event))
         reason = reason or self.doubts.older_released(overdue, longest, seen)
         held = alive.of(alive.birth >= growths[0])
@@ -221,7 +225,11 @@ class _Search:
 
     def _replaced(self, group: Lives) -> Growth | None:
         # Sizes of blocks go up and down: a block of the cache may be larger than what is requested.
-        slots, level = self.seen.slots, levels(group, self.seen.slots, requested=True)
+        slots, alive = self.seen.slots, group.of(group.death == self.seen.slots)
+        # Older blocks without a line may be of this one: then it grew by less.
+        older_death, older_bytes = self.doubts.older_like(alive)
+        level = levels(group, slots, requested=True)
+        level += totals(0 * older_death, older_death, older_bytes, slots)
         floor = np.minimum.accumulate(level[::-1])[::-1]  # memory never fell below it again
         fall = np.maximum.accumulate(level) - level
         growths = np.flatnonzero(np.diff(floor) > 0) + 1
@@ -234,12 +242,7 @@ class _Search:
             return None
         born = group.of(group.birth >= 0)
         reason = self.seen.doubt or self.doubts.volume_grows(born)
-        if grown < LEAST_CYCLES * most_fall:
-            reason = reason or (
-                f"it fell by {size(most_fall)} once, and has grown by only {size(grown)} since then"
-            )
-        reason = reason or self.doubts.older_released(born, 0, len(growths))
-        alive = group.of(group.death == slots)
+        reason = reason or self.doubts.may_be_cleared(level)
         # Blocks of several steps were added rather than replaced.
         kind: Literal["kept", "replaced"] = (
             "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
@@ -250,10 +253,15 @@ class _Search:
         level = floor[growths]
         part = self._of_main_holder(alive.of(alive.birth >= 0))
         births = np.unique(part.birth)
-        if kind == "kept" and len(births) > 2:  # what else has blocks of the line may be bounded
+        # What else has blocks of the line may be bounded. A queue releases its oldest ones.
+        is_part = part.size_bytes.sum() < _MOST_OF_LINE * alive.size_bytes.sum()
+        if kind == "kept" and len(births) > 2 and is_part:
             growths, alive, born = births, part, part
             level = np.cumsum(np.bincount(part.birth, part.size_bytes, slots))[growths]
-        growth = self._growth(kind, reason, growths, level, alive, born, False)
+        elif growths[0] == 1 and not self.seen.begins_late and 2 * floor[0] <= floor[2]:
+            growths, level = np.append(0, growths), np.append(floor[0], level)
+        is_older = self.seen.begins_late and bool((alive.birth < 0).any() or len(older_death))
+        growth = self._growth(kind, reason, growths, level, alive, born, is_older)
         if self.seen.later is None or not len(followed_by):
             return growth
         heirs = self.seen.later.of(followed_by)

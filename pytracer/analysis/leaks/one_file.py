@@ -29,6 +29,7 @@ from pytracer.analysis.leaks.results import (
     Verdict,
     bytes_per_step,
     bytes_when_full,
+    gradient_of,
 )
 from pytracer.analysis.life_rules import Rule
 from pytracer.analysis.ooms import limit_bytes_of
@@ -48,6 +49,10 @@ _MOST_SURVIVED = 256  # far fewer than steps whose blocks are told apart (`Block
 
 _LEAST_OF_PEAK = 0.5
 _LEAST_CHURN = 2  # so many times the growth was allocated: what only loads a model frees little
+
+_STATE_PART = 4  # so many times the bytes of a parameter one state has, in float32 beside float8
+
+_BOUNDED_STATES = ("old_dirs", "old_stps")  # LBFGS drops the oldest ones
 
 NO_STEPS = "the file has no steps: call tracer.step() at the end of each step"
 
@@ -333,15 +338,22 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         texts_matching(names.__contains__, data.snapshot.strings, category)
         for names in (OF_MODEL, OF_NO_MODEL, {"workspace"})
     )
-    is_owned = ~is_not_owned
+    outgrown, strings = _outgrown(
+        data.snapshot.strings, values_of(at_end.owner, row), blocks.size_bytes[found], is_of_model
+    )
+    is_owned = ~is_not_owned & (outgrown == 0)
     if (categories := data.block_categories) is not None:
         # Of a program that has ended. New parameters bring new states.
         is_state, is_parameter = (
             categories.kind[found] == rule.number for rule in (Rule.STATE, Rule.PARAMETER)
         )
-        if not (is_parameter & (birth[found] > 0)).any():
+        of_states, bound = (
+            blocks.size_bytes[found[each]].sum() for each in (is_state, is_parameter)
+        )
+        is_bounded = of_states <= 2 * _STATE_PART * bound
+        if is_bounded and not (is_parameter & (birth[found] > 0)).any():
             is_owned |= is_state
-    owner = np.where(is_owned, values_of(at_end.owner, row), 0)
+    owner = np.where(is_owned, values_of(at_end.owner, row), outgrown)
     both = Lives(
         birth=birth[found],
         death=death[found],
@@ -377,8 +389,31 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         kept_before=[
             each for each in data.snapshot.metadata.kept_at_steps if each.device == data.device
         ],
-        strings=data.snapshot.strings,
+        strings=strings,
     )
+
+
+def _outgrown(
+    strings: Sequence[str], owner: Column, size_bytes: Column, is_of_model: Column
+) -> tuple[Column, Sequence[str]]:
+    """Return what keeps gradients and states that take more than their parameters account for.
+
+    Returns:
+        For each block what keeps it, an index in the texts; 0 for all others. And the texts.
+    """
+    sums = np.bincount(owner, size_bytes, len(strings))
+    bounds = {strings[index]: sums[index] for index in np.unique(owner[is_of_model]).tolist()}
+    keeper, texts = np.zeros(len(strings), np.int64), [*strings]
+    for index in np.unique(owner[~is_of_model]).tolist():
+        what, _, parameter = strings[index].partition(" of ")
+        is_gradient = what == "grad"
+        most = bounds.get(parameter, np.inf) * (1 if is_gradient else _STATE_PART)
+        if sums[index] > most and what not in _BOUNDED_STATES:
+            keeper[index] = len(texts)
+            texts.append(
+                gradient_of(parameter) if is_gradient else f"state[{what!r}] of an optimizer"
+            )
+    return keeper[owner], texts
 
 
 def _without_bounded(

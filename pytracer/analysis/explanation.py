@@ -99,7 +99,7 @@ class Explanation(BriefRepr):
             and if the recording ends in the step that ran out of memory, where a leak is one of the
             verdicts.
         growth: In a file without steps, the memory that kept growing all the time, up to half of
-            the peak; None if there is none, and after an out-of-memory error.
+            the peak; None if there is none.
         fitting_settings: The changes of the allocator's settings with which the allocation that
             failed would have found memory, in a simulation; []: with none of those tried; None: not
             simulated, because there was no out-of-memory, or because a simulation of the
@@ -234,7 +234,7 @@ def explain_device(
         steps=alike_steps(steps(data)) if history.is_known else [],
         modules=_modules(held),
         leaks=leaks,
-        growth=steady_growth(data) if oom is None else None,
+        growth=steady_growth(data, is_short=oom is not None),
         fitting_settings=fitting,
         unsearched=_unsearched(snapshot, leaks),
     )
@@ -337,6 +337,7 @@ def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=leaks_on_device(data) if may_leak else None,
+        growth=found.growth,
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         fits_without_garbage=_would_fit_without(oom, held, is_garbage),

@@ -81,11 +81,12 @@ def _with_states(seen: Observation, of_model: Iterable[Growth]) -> list[Growth]:
         ]
         if states.verdict == "leak" and any(is_same):
             at = is_same.index(True)
-            growths[at] = _joined(growths[at], states)
+            growths[at] = joined(growths[at], states)
     return growths
 
 
-def _joined(growth: Growth, more: Growth) -> Growth:
+def joined(growth: Growth, more: Growth) -> Growth:
+    """Return a growth with the bytes of another one."""
     return replace(
         growth,
         bytes_per_step=growth.bytes_per_step + more.bytes_per_step,
@@ -120,7 +121,7 @@ class _Search:
         births = np.unique(lives.birth[self.seen.is_of_model & (lives.birth > 0)])
         grown = np.diff(levels(parts, slots))[births - 1]
         for growth in self.growths:
-            if growth.verdict != "leak":
+            if growth.reason != self.seen.doubt:
                 continue
             per_growth = growth.bytes_per_step * growth.period_steps
             if 2 * np.median(grown) >= min(per_growth, growth.held_bytes):
@@ -144,7 +145,8 @@ class _Search:
             parts = self._divided(group, by_caller_only=is_leak)
         if sum([self.examine(part, divisions + 1) for part in parts if self.may_grow(part)]):
             return True
-        found = kept if parts or is_leak or self.seen.events_from else self._replaced(group) or kept
+        is_sure = isinstance(kept, Growth) and kept.reason == self.seen.doubt
+        found = kept if parts or is_sure or self.seen.events_from else self._replaced(group) or kept
         if isinstance(found, Growth) and is_leak and parts:
             reason = "several of its callers grow, and each of them too rarely"
             found = replace(found, verdict="unknown", reason=reason)
@@ -225,14 +227,20 @@ class _Search:
 
     def _replaced(self, group: Lives) -> Growth | None:
         # Sizes of blocks go up and down: a block of the cache may be larger than what is requested.
+        slots, level = self.seen.slots, levels(group, self.seen.slots, requested=True)
+        born = group.of(group.birth >= 0)
+        doubt = self.doubts.older_released(born, 0, len(_rises(level)[1]))
+        if doubt:  # if these blocks are of the line, it grew by less
+            death, size_bytes = self.doubts.older_like(born)
+            less = level + totals(0 * death, death, size_bytes, slots)
+            if found := self._rising(group, born, less, ""):
+                return replace(found, is_older=self.seen.begins_late)
+        return self._rising(group, born, level, doubt)
+
+    def _rising(self, group: Lives, born: Lives, level: Column, doubt: str) -> Growth | None:
         slots, alive = self.seen.slots, group.of(group.death == self.seen.slots)
-        # Older blocks without a line may be of this one: then it grew by less.
-        older_death, older_bytes = self.doubts.older_like(alive)
-        level = levels(group, slots, requested=True)
-        level += totals(0 * older_death, older_death, older_bytes, slots)
-        floor = np.minimum.accumulate(level[::-1])[::-1]  # memory never fell below it again
+        floor, growths = _rises(level)
         fall = np.maximum.accumulate(level) - level
-        growths = np.flatnonzero(np.diff(floor) > 0) + 1
         if len(growths) < 3:
             return None
         grown, most_fall = int(floor[-1] - floor[growths[0] - 1]), int(fall.max(initial=0))
@@ -240,9 +248,8 @@ class _Search:
             return None
         if largest_deviation(level[growths[0] :]) > grown * max(0.15, 1.5 / len(growths)):
             return None
-        born = group.of(group.birth >= 0)
         reason = self.seen.doubt or self.doubts.volume_grows(born)
-        reason = reason or self.doubts.may_be_cleared(level)
+        reason = reason or self.doubts.may_be_cleared(level) or doubt
         # Blocks of several steps were added rather than replaced.
         kind: Literal["kept", "replaced"] = (
             "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
@@ -251,17 +258,17 @@ class _Search:
         if not len(followed_by):
             reason = reason or self.doubts.freed_at_end(alive)
         level = floor[growths]
-        part = self._of_main_holder(alive.of(alive.birth >= 0))
+        newer = alive.of(alive.birth >= 0)
+        part = self._of_main_holder(newer)
         births = np.unique(part.birth)
         # What else has blocks of the line may be bounded. A queue releases its oldest ones.
-        is_part = part.size_bytes.sum() < _MOST_OF_LINE * alive.size_bytes.sum()
+        is_part = part.size_bytes.sum() < _MOST_OF_LINE * newer.size_bytes.sum()
         if kind == "kept" and len(births) > 2 and is_part:
             growths, alive, born = births, part, part
             level = np.cumsum(np.bincount(part.birth, part.size_bytes, slots))[growths]
         elif growths[0] == 1 and not self.seen.begins_late and 2 * floor[0] <= floor[2]:
             growths, level = np.append(0, growths), np.append(floor[0], level)
-        is_older = self.seen.begins_late and bool((alive.birth < 0).any() or len(older_death))
-        growth = self._growth(kind, reason, growths, level, alive, born, is_older)
+        growth = self._growth(kind, reason, growths, level, alive, born, False)
         if self.seen.later is None or not len(followed_by):
             return growth
         heirs = self.seen.later.of(followed_by)
@@ -338,6 +345,12 @@ class _Search:
         is_as_many = 0.6 * expected <= older <= 1.6 * expected
         is_enough = growths >= 3 and growths + older >= _LEAST_OLDER
         return self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough
+
+
+def _rises(level: Column) -> tuple[Column, Column]:
+    """Return the least that memory had from each slot on, and the slots in which that grew."""
+    floor = np.minimum.accumulate(level[::-1])[::-1]
+    return floor, np.flatnonzero(np.diff(floor) > 0) + 1
 
 
 def _common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:

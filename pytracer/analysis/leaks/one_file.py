@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from pytracer.analysis.call_sites import (
 )
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import bound_of, kept_by_text
-from pytracer.analysis.leaks.groups import leaks_of_survivors, search
+from pytracer.analysis.leaks.groups import joined, leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives, Observation
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -33,6 +33,7 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.life_rules import Rule
 from pytracer.analysis.ooms import limit_bytes_of
+from pytracer.analysis.stack_places import MODULE
 from pytracer.reading.snapshot import ALLOC, OOM, Column, Frame, Snapshot, Trace, has_events
 from pytracer.reading.steps import step_at, steps_at
 from pytracer.text import size
@@ -162,24 +163,45 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
     ).with_growths(growths)
 
 
-def steady_growth(data: DeviceData) -> Growth | None:
-    """Return the line whose memory grew in nearly all parts of the recording, to half of the peak.
+def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
+    """Return the lines whose memory grew in most parts of the recording, to half of the peak, as
+    one.
 
     Without steps, nobody can tell whether it would go on. None: there is none, the file has steps
-    or no history, or too little else was allocated and freed meanwhile.
+    or no history, or the program did nothing else meanwhile.
+
+    Args:
+        is_short: Whether memory ran out. Then half of the parts are enough, but not of one pass.
     """
     if data.has_marked_steps or not data.history.is_known:
         return None
     found = leaks_on_device(data)
-    if found.unit == "step" or not found.growths:
+    least = found.observed // 2 if is_short else found.observed - 1
+    steady = [growth for growth in found.growths if growth.growths >= least]
+    if found.unit == "step" or not steady:
         return None
-    growth = found.growths[0]
-    trace, usage = data.trace, data.history.usage
-    allocated = int(trace.size_bytes[trace.action == ALLOC].sum())
-    is_steady = growth.growths >= found.observed - 1
-    is_steady &= allocated >= _LEAST_CHURN * growth.held_bytes
-    is_much = growth.held_bytes >= _LEAST_OF_PEAK * int(usage.allocated_bytes.max())
-    return growth if is_steady and is_much else None
+    growth = reduce(joined, steady)
+    trace, peak = data.trace, int(data.history.usage.allocated_bytes.max())
+    if is_short:
+        places = data.stack_places.place[trace.stack[trace.action == ALLOC]]
+        begins = np.flatnonzero((places[1:] == MODULE) & (places[:-1] != MODULE))
+        passes = np.flatnonzero(trace.action == ALLOC)[begins]
+        is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
+        is_busy &= growth.kind == "kept" and not _are_activations(data, growth.held_bytes)
+    else:
+        churn = int(trace.size_bytes[trace.action == ALLOC].sum())
+        is_busy = churn >= _LEAST_CHURN * growth.held_bytes
+    return growth if is_busy and growth.held_bytes >= _LEAST_OF_PEAK * peak else None
+
+
+def _are_activations(data: DeviceData, held_bytes: int) -> bool:
+    """Return whether activations may be half of so many bytes that are there at the end."""
+    if (categories := data.block_categories) is None:
+        return True
+    blocks = data.history.blocks
+    is_kept = blocks.free_requested_event >= len(data.trace)
+    is_kept &= categories.are(lambda category, _: category == "activation")
+    return 2 * int(blocks.size_bytes[is_kept].sum()) > held_bytes
 
 
 def _peak_of_last_step(allocated: Column, slots: Timeline, per_step: float) -> int:

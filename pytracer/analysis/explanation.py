@@ -23,6 +23,7 @@ from pytracer.analysis.holders import (
     Holder,
     Keeper,
     bytes_of_keepers,
+    carried_over,
     holders_of,
     keepers_of,
     releases_of,
@@ -77,6 +78,8 @@ class Explanation(BriefRepr):
             are unknown.
         releases: What kept unknown memory that no object keeps, as in "until main() returned", and
             the bytes, the most first.
+        carried: How many bytes were kept from one step to the next, and what keeps such memory;
+            None if it was little, and after an out-of-memory error.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.
@@ -122,6 +125,7 @@ class Explanation(BriefRepr):
     holders: list[Holder]
     keepers: list[Keeper]
     releases: list[tuple[str, int]]
+    carried: tuple[int, str | None] | None
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
     sample: UsageSample
@@ -219,6 +223,7 @@ def explain_device(
         holders=holders_of(held, TOP),
         keepers=keepers_of(held),
         releases=releases_of(held),
+        carried=carried_over(held) if oom is None and entry is not None else None,
         categories=categories_of(held) if has_categories(snapshot) else [],
         suggestions=[],
         sample=sample,

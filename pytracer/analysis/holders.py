@@ -4,13 +4,23 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from pytracer.analysis.blocks import Blocks, Sum, held_at
 from pytracer.analysis.call_sites import frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
-from pytracer.analysis.holder_names import ITEM, common_holder, has_holders, main_holder
+from pytracer.analysis.holder_names import (
+    ITEM,
+    common_holder,
+    has_holders,
+    main_holder,
+    tells_where,
+)
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.reading.snapshot import Frame
+
+_MUCH, _MOST = 0.1, 0.5  # the least parts of the peak that steps keep, if an answer names them
 
 
 @dataclass(frozen=True)
@@ -162,3 +172,26 @@ def releases_of(held: Blocks) -> list[tuple[str, int]]:
     """Return what kept unknown blocks that no object keeps, and their bytes, the most first."""
     found = [(one.key[0], one.size_bytes) for one in held.group("released") if one.key[0]]
     return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def carried_over(held: Blocks) -> tuple[int, str | None] | None:
+    """Return how much was kept from one step to the next, and what keeps such memory; None if it is
+    little. What models and optimizers have does not count.
+
+    That is what an earlier step had at the peak, and released later; or most memory between steps.
+    """
+    data, total = held.data, int(held["size_bytes"].sum())
+    at_peak = held.where(held["free_requested_event"] < len(data.trace))
+    between = held.at(data.boundaries[-1][1] if len(data.boundaries) > 1 else 0)
+    for kept, least in ((between, _MOST), (at_peak.where(at_peak.are("age", bool)), _MUCH)):
+        kept = kept.where(kept.is_in("category", UNKNOWN, "activation", "output", "input"))
+        size_bytes = int(kept["size_bytes"].sum())
+        if size_bytes >= least * total:
+            # The last step's memory has its name.
+            at_end = held.at(None)
+            alike = at_end.where(np.isin(at_end["stack"], kept["stack"]))
+            name = main_holder(*alike.column("kept_by"), alike["size_bytes"])
+            if not tells_where(name):
+                name = main_holder(*kept.column("released"), kept["size_bytes"])
+            return size_bytes, name
+    return None

@@ -19,7 +19,7 @@ from pytracer.analysis.call_sites import (
     texts_matching,
 )
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.holder_names import bound_of, kept_by_text
+from pytracer.analysis.holder_names import bound_of, kept_by_text, tells_where
 from pytracer.analysis.leaks.groups import joined, leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives, Observation
 from pytracer.analysis.leaks.results import (
@@ -376,6 +376,7 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         if is_bounded and not (is_parameter & (birth[found] > 0)).any():
             is_owned |= is_state
     owner = np.where(is_owned, values_of(at_end.owner, row), outgrown)
+    holder = _of_whole_chain(strings, holder, category, birth[found], blocks.stack[found])
     both = Lives(
         birth=birth[found],
         death=death[found],
@@ -436,6 +437,23 @@ def _outgrown(
                 gradient_of(parameter) if is_gradient else f"state[{what!r}] of an optimizer"
             )
     return keeper[owner], texts
+
+
+def _of_whole_chain(
+    strings: Sequence[str], holder: Column, category: Column, birth: Column, stack: Column
+) -> Column:
+    """Return the holders, also of a chain of graphs that was too long to be read to its end.
+
+    It is read from the newest steps on. Of earlier ones, the same lines made what it keeps.
+    """
+    is_saved = texts_matching("activation".__eq__, strings, category)
+    is_named = texts_matching(tells_where, strings, holder) & (holder > 0)
+    for number in np.unique(holder[is_saved & is_named]).tolist():
+        of_chain = is_saved & (holder == number)
+        if len(np.unique(birth[of_chain])) > 2:
+            is_rest = is_saved & ~is_named & (birth < birth[of_chain].max())
+            return np.where(is_rest & np.isin(stack, stack[of_chain]), number, holder)
+    return holder
 
 
 def _without_bounded(

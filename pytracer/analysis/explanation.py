@@ -335,6 +335,9 @@ def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     earlier = earlier_requests(data, oom.event) if why is None else None
+    growth = found.growth  # one long pass makes activations all the time
+    if growth is not None and 2 * sizes.get("activation", 0) > growth.held_bytes:
+        growth = None
     return Facts(
         oom=oom,
         is_cpu=data.is_cpu is True,
@@ -342,7 +345,7 @@ def _facts(oom: OutOfMemory, held: Blocks, found: Explanation) -> Facts:
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=leaks_on_device(data) if may_leak else None,
-        growth=found.growth,
+        growth=growth,
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         fits_without_garbage=_would_fit_without(oom, held, is_garbage),

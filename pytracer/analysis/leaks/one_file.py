@@ -187,21 +187,11 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
         begins = np.flatnonzero((places[1:] == MODULE) & (places[:-1] != MODULE))
         passes = np.flatnonzero(trace.action == ALLOC)[begins]
         is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
-        is_busy &= growth.kind == "kept" and not _are_activations(data, growth.held_bytes)
+        is_busy &= growth.kind == "kept"
     else:
         churn = int(trace.size_bytes[trace.action == ALLOC].sum())
         is_busy = churn >= _LEAST_CHURN * growth.held_bytes
     return growth if is_busy and growth.held_bytes >= _LEAST_OF_PEAK * peak else None
-
-
-def _are_activations(data: DeviceData, held_bytes: int) -> bool:
-    """Return whether activations may be half of so many bytes that are there at the end."""
-    if (categories := data.block_categories) is None:
-        return True
-    blocks = data.history.blocks
-    is_kept = blocks.free_requested_event >= len(data.trace)
-    is_kept &= categories.are(lambda category, _: category == "activation")
-    return 2 * int(blocks.size_bytes[is_kept].sum()) > held_bytes
 
 
 def _peak_of_last_step(allocated: Column, slots: Timeline, per_step: float) -> int:
@@ -294,51 +284,30 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
 
 
 def _observe_survivors(data: DeviceData, slots: Timeline) -> Observation | None:
-    """Return what is to be seen of all steps; None if these are the steps of the events."""
+    """Return what is to be seen of all steps; None if these are the steps of the events, or few.
+
+    The slots are of equally many steps.
+    """
     if slots.unit != "step" or slots.slots < 1 or not slots.begins_late:
         return None
     stride = int(slots.position[1] - slots.position[0]) if slots.slots > 1 else 1
-    first = int(slots.position[0]) + 1 - stride
-    edges = _edges_of_survivors(data, first, int(slots.position[-1]))
-    if edges is None:
-        return None
-    position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
-    seen = _observed(data, *_slots_of_survivors(data, edges), position)
-    return replace(seen, events_from=first, volume_bytes=None)
-
-
-def _edges_of_survivors(data: DeviceData, first: int, last: int) -> Column | None:
-    """Return slots of equally many steps: the first one of each, and that after the last: int64.
-
-    Args:
-        first, last: The complete steps of which the file has all events.
-
-    Returns:
-        None if there are no earlier ones, or too few.
-    """
+    first, last = int(slots.position[0]) + 1 - stride, int(slots.position[-1])
     # Steps of a job that goes on do not begin at 1.
-    begun = data.snapshot.metadata.host_memory[0][0] if data.snapshot.metadata.host_memory else 1
-    births = data.history.blocks.birth_step
-    earliest = min(begun, int(births[births > 0].min(initial=first)))
+    blocks, host = data.history.blocks, data.snapshot.metadata.host_memory
+    births = blocks.birth_step[blocks.birth_step > 0]
+    earliest = min(host[0][0] if host else 1, int(births.min(initial=first)))
     steps = last + 1 - earliest
     if earliest >= first or steps < LEAST_SLOTS:
         return None
-    return np.linspace(earliest, last + 1, min(steps, _MOST_SURVIVED) + 1).astype(np.int64)
-
-
-def _slots_of_survivors(data: DeviceData, edges: Column) -> tuple[Column, Column]:
-    """Return the slots in which each block was allocated and released, as `Lives` has them."""
-    blocks, boundaries = data.history.blocks, data.boundaries
-    step_of = partial(steps_at, boundaries, before=boundaries[0][0] - 1)
-
-    def slot_of(step: Column) -> Column:
-        slot: Column = np.searchsorted(edges, step, "right") - 1
-        return slot
-
+    edges = np.linspace(earliest, last + 1, min(steps, _MOST_SURVIVED) + 1).astype(np.int64)
+    step_of = partial(steps_at, data.boundaries, before=data.boundaries[0][0] - 1)
     birth = np.where(blocks.alloc_event >= 0, step_of(blocks.alloc_event), blocks.birth_step)
     is_left = blocks.free_requested_event >= len(data.trace)
     death = np.where(is_left, edges[-1], step_of(blocks.free_requested_event))
-    return slot_of(birth), slot_of(death)
+    birth, death = (np.searchsorted(edges, step, "right") - 1 for step in (birth, death))
+    position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
+    seen = _observed(data, birth, death, position)
+    return replace(seen, events_from=first, volume_bytes=None)
 
 
 def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -> Observation:

@@ -250,13 +250,13 @@ def verdicts(facts: Facts) -> list[Verdict]:
 
 
 def _leak(facts: Facts) -> Iterator[Verdict]:
-    if (growth := facts.growth) is not None and _fits_without(facts, growth.held_bytes):
-        total = size(facts.total_bytes)
+    growth = facts.growth
+    if growth is not None and _fits_without(facts, growth.held_bytes):
         yield Verdict(
             KEPT_GROWING,
-            f"{size(growth.held_bytes)} of the {total} that the allocator could have grew all the "
-            f"time, and nothing of it was freed: {growth.blocks:,} blocks from "
-            f"{source_text([growth])}.",
+            f"{size(growth.held_bytes)} of the {size(facts.total_bytes)} that the allocator could "
+            "have grew all the time, and nothing of it was freed: "
+            f"{growth.blocks:,} blocks from {source_text([growth])}.",
         )
     leaks = [] if facts.leaks is None else leaks_of(facts.leaks)
     if facts.leaks is None or not leaks:

@@ -233,8 +233,8 @@ def _reserved(explanation: Explanation) -> Iterator[Line]:
     """Yield what stays between steps, what was reserved far above the peak, on which streams."""
     if explanation.carried is not None:
         carried_bytes, name = explanation.carried
-        by = "" if name is None else f", {kept_by_text(name)}"
-        yield Line("peak", f"{size(carried_bytes)} of it were kept from one step to the next{by}")
+        text = f"{size(carried_bytes)} of it were kept from one step to the next"
+        yield Line("peak", f"{text}, {kept_by_text(name)}")
     most, found = explanation.most_reserved, explanation.of_streams
     if most is not None:
         text = f"reserved {size(most.reserved_bytes)}"

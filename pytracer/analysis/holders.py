@@ -17,6 +17,7 @@ from pytracer.analysis.holder_names import (
     main_holder,
     tells_where,
 )
+from pytracer.analysis.leaks.results import LEAST_STEPS
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.reading.snapshot import Frame
 
@@ -174,15 +175,17 @@ def releases_of(held: Blocks) -> list[tuple[str, int]]:
     return sorted(found, key=lambda each: (-each[1], each[0]))
 
 
-def carried_over(held: Blocks) -> tuple[int, str | None] | None:
+def carried_over(held: Blocks) -> tuple[int, str] | None:
     """Return how much was kept from one step to the next, and what keeps such memory; None if it is
-    little. What models and optimizers have does not count.
+    little, or has no name. What models and optimizers have does not count.
 
     That is what an earlier step had at the peak, and released later; or most memory between steps.
     """
     data, total = held.data, int(held["size_bytes"].sum())
     at_peak = held.where(held["free_requested_event"] < len(data.trace))
-    between = held.at(data.boundaries[-1][1] if len(data.boundaries) > 1 else 0)
+    if len(data.boundaries) < LEAST_STEPS:
+        return None
+    between = held.at(data.boundaries[-1][1])
     for kept, least in ((between, _MOST), (at_peak.where(at_peak.are("age", bool)), _MUCH)):
         kept = kept.where(kept.is_in("category", UNKNOWN, "activation", "output", "input"))
         size_bytes = int(kept["size_bytes"].sum())
@@ -193,5 +196,5 @@ def carried_over(held: Blocks) -> tuple[int, str | None] | None:
             name = main_holder(*alike.column("kept_by"), alike["size_bytes"])
             if not tells_where(name):
                 name = main_holder(*kept.column("released"), kept["size_bytes"])
-            return size_bytes, name
+            return None if name is None else (size_bytes, name)
     return None

@@ -243,24 +243,12 @@ def explain_device(
         fitting_settings=fitting,
         unsearched=_unsearched(snapshot, leaks),
     )
-    to_mend = leaks if found.has_leak else None
     if oom is None:
-        suggestions = advise_at_peak(
-            data,
-            found.most_reserved or sample,
-            found.holders,
-            found.categories,
-            recomputed_bytes(held),
-            to_mend,
-            found.of_streams,
-            found.host,
-            found.growth,
-        )
-        return replace(found, suggestions=suggestions)
+        return replace(found, suggestions=advise_at_peak(data, found, recomputed_bytes(held)))
     facts = _facts(oom, held, found)
     reasons = verdicts(facts)
-    if any(verdict.kind == LEAK for verdict in reasons):
-        to_mend = facts.leaks
+    is_leak = any(verdict.kind == LEAK for verdict in reasons)
+    to_mend = facts.leaks if is_leak else leaks if found.has_leak else None
     advice = advise_after_oom(data, reasons, facts, trials, to_mend)
     return replace(found, verdicts=reasons, suggestions=advice)
 

@@ -198,7 +198,11 @@ class _Search:
                 return None
             if self.seen.has_steps and slots < 2 * longest:
                 level = np.cumsum(np.bincount(alive.birth, alive.size_bytes, slots))[births]
-                return self._growth("kept", _too_short(longest), births, level, alive, alive, False)
+                reason = (
+                    f"some of its blocks were released after {longest} steps: {2 * longest} steps "
+                    "or more in the file would tell whether all are"
+                )
+                return self._growth("kept", reason, births, level, alive, alive, False)
             reason = f"its blocks are released after at most {longest} steps"
             return self._release(group, reason)
         steady = steadiness(growths, end, slots)
@@ -259,7 +263,9 @@ class _Search:
             reason = reason or self.doubts.freed_at_end(alive)
         level = floor[growths]
         newer = alive.of(alive.birth >= 0)
-        part = self._of_main_holder(newer)
+        names, holder = holder_names(self.seen.strings, newer.holder)
+        main = main_holder(self.seen.strings, newer.holder, newer.size_bytes)
+        part = newer.of(holder == names.index(main) if main else np.zeros(len(newer), bool))
         births = np.unique(part.birth)
         # What else has blocks of the line may be bounded. A queue releases its oldest ones.
         is_part = part.size_bytes.sum() < _MOST_OF_LINE * newer.size_bytes.sum()
@@ -289,12 +295,6 @@ class _Search:
         return np.flatnonzero(
             is_same & (later.requested_bytes >= alive.requested_bytes.max(initial=0))
         )
-
-    def _of_main_holder(self, lives: Lives) -> Lives:
-        """Return the blocks of the holder that has at least half of the bytes; none without one."""
-        names, group = holder_names(self.seen.strings, lives.holder)
-        main = main_holder(self.seen.strings, lives.holder, lives.size_bytes)
-        return lives.of((group == names.index(main)) if main else np.zeros(len(lives), bool))
 
     def _growth(
         self,
@@ -367,13 +367,6 @@ def _item(holder: str) -> str:
 
 def _of_model(names: str) -> str:
     return f"{OF_MODEL}'s {names}"
-
-
-def _too_short(longest: int) -> str:
-    return (
-        f"some of its blocks were released after {longest} steps: {2 * longest} steps or more in "
-        "the file would tell whether all are"
-    )
 
 
 def _alike(lives: Lives, others: Lives) -> Lives:

@@ -79,7 +79,8 @@ class Explanation(BriefRepr):
         releases: What kept unknown memory that no object keeps, as in "until main() returned", and
             the bytes, the most first.
         carried: How many bytes were kept from one step to the next, and what keeps such memory;
-            None if it was little or has no name, and after an out-of-memory error.
+            None if it was little, has no name, or `keepers` or `releases` have it, and after an
+            out-of-memory error.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.

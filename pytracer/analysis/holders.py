@@ -177,7 +177,7 @@ def releases_of(held: Blocks) -> list[tuple[str, int]]:
 
 def carried_over(held: Blocks) -> tuple[int, str] | None:
     """Return how much was kept from one step to the next, and what keeps such memory; None if it is
-    little, or has no name. What models and optimizers have does not count.
+    little, has no name, or the peak shows it. What models and optimizers have does not count.
 
     That is what an earlier step had at the peak, and released later; or most memory between steps.
     """
@@ -196,5 +196,7 @@ def carried_over(held: Blocks) -> tuple[int, str] | None:
             name = main_holder(*alike.column("kept_by"), alike["size_bytes"])
             if not tells_where(name):
                 name = main_holder(*kept.column("released"), kept["size_bytes"])
-            return None if name is None else (size_bytes, name)
+            is_said = held.is_in("keeper", name) | held.is_in("released", name)
+            is_new = 2 * held.bytes_where(is_said) < size_bytes
+            return (size_bytes, name) if name is not None and is_new else None
     return None

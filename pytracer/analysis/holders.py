@@ -21,7 +21,7 @@ from pytracer.analysis.leaks.results import LEAST_STEPS
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.reading.snapshot import Frame
 
-_MUCH, _MOST = 0.1, 0.5  # the least parts of the peak that steps keep, if an answer names them
+_LEAST_CARRIED = 0.3  # the least part of the peak
 
 
 @dataclass(frozen=True)
@@ -176,27 +176,19 @@ def releases_of(held: Blocks) -> list[tuple[str, int]]:
 
 
 def carried_over(held: Blocks) -> tuple[int, str] | None:
-    """Return how much was kept from one step to the next, and what keeps such memory; None if it is
-    little, has no name, or the peak shows it. What models and optimizers have does not count.
-
-    That is what an earlier step had at the peak, and released later; or most memory between steps.
-    """
-    data, total = held.data, int(held["size_bytes"].sum())
-    at_peak = held.where(held["free_requested_event"] < len(data.trace))
-    if len(data.boundaries) < LEAST_STEPS:
+    """Return how much stays between steps, and what keeps such memory; None if it is little, has no
+    name, or the peak shows it. What models and optimizers have does not count."""
+    boundaries = held.data.boundaries
+    if len(boundaries) < LEAST_STEPS:
         return None
-    between = held.at(data.boundaries[-1][1])
-    for kept, least in ((between, _MOST), (at_peak.where(at_peak.are("age", bool)), _MUCH)):
-        kept = kept.where(kept.is_in("category", UNKNOWN, "activation", "output", "input"))
-        size_bytes = int(kept["size_bytes"].sum())
-        if size_bytes >= least * total:
-            # The last step's memory has its name.
-            at_end = held.at(None)
-            alike = at_end.where(np.isin(at_end["stack"], kept["stack"]))
-            name = main_holder(*alike.column("kept_by"), alike["size_bytes"])
-            if not tells_where(name):
-                name = main_holder(*kept.column("released"), kept["size_bytes"])
-            is_said = held.is_in("keeper", name) | held.is_in("released", name)
-            is_new = 2 * held.bytes_where(is_said) < size_bytes
-            return (size_bytes, name) if name is not None and is_new else None
-    return None
+    kept, at_end = held.at(boundaries[-1][1]), held.at(None)
+    kept = kept.where(kept.is_in("category", UNKNOWN, "activation", "output", "input"))
+    size_bytes = int(kept["size_bytes"].sum())
+    # The last step's memory has its name.
+    alike = at_end.where(np.isin(at_end["stack"], kept["stack"]))
+    name = main_holder(*alike.column("kept_by"), alike["size_bytes"])
+    if not tells_where(name):
+        name = main_holder(*kept.column("released"), kept["size_bytes"])
+    said_bytes = held.bytes_where(held.is_in("keeper", name) | held.is_in("released", name))
+    is_much = size_bytes >= max(_LEAST_CARRIED * int(held["size_bytes"].sum()), 2 * said_bytes)
+    return (size_bytes, name) if name is not None and is_much else None

@@ -161,9 +161,8 @@ def test_the_growth_of_a_queue(lost: int) -> None:
         for number in range(lost // 3):  # before the first step of the file
             step(program, number, events=False)
 
-    device = observed(step, first=lost + 1, steps=lost + 120, begin=begin)
-    assert (device.verdict, device.bytes_per_step) == ("leak", SIZE)
-    (growth,) = device.growths
+    (growth,) = observed(step, first=lost + 1, steps=lost + 120, begin=begin).growths
+    assert (growth.verdict, growth.bytes_per_step) == ("leak", SIZE)
     assert (growth.first_step, growth.is_older) == ((92, True) if lost else (1, False))
     assert growth.kept_by == "ready of main()"
 

@@ -8,8 +8,8 @@
 import shlex
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
     INSIDE,
@@ -24,17 +24,21 @@ from pytracer.analysis.holder_names import (
 )
 from pytracer.analysis.holders import Holder, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
-from pytracer.analysis.leaks.results import DeviceLeaks, holder_of, leaks_of, remedy
+from pytracer.analysis.leaks.results import (
+    DeviceLeaks,
+    Growth,
+    holder_of,
+    leaks_of,
+    remedy,
+)
 from pytracer.analysis.oom import reasons
 from pytracer.analysis.oom.reasons import Facts, Verdict
 from pytracer.analysis.oom.savings import lowering
 from pytracer.analysis.ooms import is_of_failure
+from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import sentence, size
 from pytracer.variables import command_of, with_settings
-
-if TYPE_CHECKING:
-    from pytracer.analysis.explanation import Explanation
 
 UNTESTED = "untested"  # the evidence for settings that were not simulated
 
@@ -174,22 +178,30 @@ def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]
 
 
 def advise_at_peak(
-    data: DeviceData, found: "Explanation", recomputed_bytes: int
+    data: DeviceData,
+    sample: UsageSample,
+    held: Sequence[Holder],
+    categories: Sequence[CategoryUsage],
+    recomputed_bytes: int,
+    leaks: DeviceLeaks | None,
+    of_streams: StreamMemory | None,
+    host: HostGrowth | None,
+    growth: Growth | None,
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
-    path, leaks = shlex.quote(data.snapshot.path), found.leaks if found.has_leak else None
+    path = shlex.quote(data.snapshot.path)
     suggestions = [] if leaks is None else _of_leak(path, leaks)
-    if found.growth is not None:
-        suggestions.append(Suggestion("", f"{sentence(remedy([found.growth]))}."))
-    if found.host is not None and leaks is None:
-        suggestions += _of_host(data, found.host)
-    if found.of_streams is not None:
-        suggestions.append(Suggestion("", _OF_STREAMS[found.of_streams.kind]))
-    elif is_much_unallocated(found.most_reserved or found.sample):
+    if growth is not None:
+        suggestions.append(Suggestion("", f"{sentence(remedy([growth]))}."))
+    if host is not None and leaks is None:
+        suggestions += _of_host(data, host)
+    if of_streams is not None:
+        suggestions.append(Suggestion("", _OF_STREAMS[of_streams.kind]))
+    elif is_much_unallocated(sample):
         suggestions += _of_search(data, path)
-    texts = lowering(found.categories, recomputed_bytes=recomputed_bytes)
+    texts = lowering(categories, recomputed_bytes=recomputed_bytes)
     less = [Suggestion("", text) for text in texts]
-    return [*suggestions, *less, *_for_next_run(data, found.holders)]
+    return [*suggestions, *less, *_for_next_run(data, held)]
 
 
 def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:

@@ -245,7 +245,18 @@ def explain_device(
         unsearched=_unsearched(snapshot, leaks),
     )
     if oom is None:
-        return replace(found, suggestions=advise_at_peak(data, found, recomputed_bytes(held)))
+        suggestions = advise_at_peak(
+            data,
+            found.most_reserved or sample,
+            found.holders,
+            found.categories,
+            recomputed_bytes(held),
+            leaks if found.has_leak else None,
+            found.of_streams,
+            found.host,
+            found.growth,
+        )
+        return replace(found, suggestions=suggestions)
     facts = _facts(oom, held, found)
     reasons = verdicts(facts)
     is_leak = any(verdict.kind == LEAK for verdict in reasons)

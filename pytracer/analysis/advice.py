@@ -111,6 +111,8 @@ def advise_after_oom(
     path = shlex.quote(data.snapshot.path)
     if leaks is not None:
         suggestions = _of_leak(path, leaks)
+    elif reasons.KEPT_GROWING in kinds and facts.growth is not None:
+        return [Suggestion("", f"{sentence(remedy([facts.growth]))}.")]
     else:
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and facts.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS

@@ -34,6 +34,7 @@ SHOWN_RUNS = 3  # the most runs of steps, and the most kinds of modules, that an
 
 REASONS = {
     reasons.LEAK: "a leak",
+    reasons.KEPT_GROWING: "memory kept growing, and was not freed",
     reasons.GARBAGE: "garbage that gc.collect() would free",
     reasons.EXCEPTION: "an exception keeps the memory of a failed attempt",
     reasons.FRAGMENTED: "fragmented",
@@ -231,7 +232,11 @@ def _peak(explanation: Explanation) -> Line:
 
 
 def _reserved(explanation: Explanation) -> Iterator[Line]:
-    """Yield what was reserved far above the peak, and on which streams."""
+    """Yield what stays between steps, what was reserved far above the peak, on which streams."""
+    if explanation.carried is not None:
+        carried_bytes, name = explanation.carried
+        text = f"{size(carried_bytes)} of it were kept from one step to the next"
+        yield Line("peak", f"{text}, {kept_by_text(name)}")
     most, found = explanation.most_reserved, explanation.of_streams
     if most is not None:
         text = f"reserved {size(most.reserved_bytes)}"

@@ -21,6 +21,7 @@ from pytracer.analysis.holders import (
     Holder,
     Keeper,
     bytes_of_keepers,
+    carried_over,
     holders_of,
     keepers_of,
     releases_of,
@@ -76,6 +77,9 @@ class Explanation(BriefRepr):
             are unknown.
         releases: What kept unknown memory that no object keeps, as in "until main() returned", and
             the bytes, the most first.
+        carried: How many bytes were kept from one step to the next, and what keeps such memory;
+            None if it was little, has no name, or `keepers` or `releases` have it, and after an
+            out-of-memory error.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.
@@ -98,7 +102,7 @@ class Explanation(BriefRepr):
             and if the recording ends in the step that ran out of memory, where a leak is one of the
             verdicts.
         growth: In a file without steps, the memory that kept growing all the time, up to half of
-            the peak; None if there is none, and after an out-of-memory error.
+            the peak; None if there is none.
         fitting_settings: The changes of the allocator's settings with which the allocation that
             failed would have found memory, in a simulation; []: with none of those tried; None: not
             simulated, because there was no out-of-memory, or because a simulation of the
@@ -121,6 +125,7 @@ class Explanation(BriefRepr):
     holders: list[Holder]
     keepers: list[Keeper]
     releases: list[tuple[str, int]]
+    carried: tuple[int, str] | None
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
     sample: UsageSample
@@ -218,6 +223,7 @@ def explain_device(
         holders=holders_of(held, TOP),
         keepers=keepers_of(held),
         releases=releases_of(held),
+        carried=carried_over(held) if oom is None and entry is not None else None,
         categories=categories_of(held) if has_categories(snapshot) else [],
         suggestions=[],
         sample=sample,
@@ -233,11 +239,10 @@ def explain_device(
         steps=alike_steps(steps(data)) if history.is_known else [],
         modules=_modules(held),
         leaks=leaks,
-        growth=steady_growth(data) if oom is None else None,
+        growth=steady_growth(data, is_short=oom is not None),
         fitting_settings=fitting,
         unsearched=_unsearched(snapshot, leaks),
     )
-    to_mend = leaks if found.has_leak else None
     if oom is None:
         suggestions = advise_at_peak(
             data,
@@ -245,7 +250,7 @@ def explain_device(
             found.holders,
             found.categories,
             recomputed_bytes(held),
-            to_mend,
+            leaks if found.has_leak else None,
             found.of_streams,
             found.host,
             found.growth,
@@ -253,8 +258,8 @@ def explain_device(
         return replace(found, suggestions=suggestions)
     facts = _facts(oom, held, found, simulation)
     reasons = verdicts(facts)
-    if any(verdict.kind == LEAK for verdict in reasons):
-        to_mend = facts.leaks
+    is_leak = any(verdict.kind == LEAK for verdict in reasons)
+    to_mend = facts.leaks if is_leak else leaks if found.has_leak else None
     advice = advise_after_oom(data, reasons, facts, to_mend)
     return replace(found, verdicts=reasons, suggestions=advice)
 
@@ -331,6 +336,9 @@ def _facts(
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     earlier = earlier_requests(data, oom.event) if why is None else None
+    growth = found.growth  # one long pass makes activations all the time
+    if growth is not None and 2 * sizes.get("activation", 0) > growth.held_bytes:
+        growth = None
     return Facts(
         oom=oom,
         is_cpu=data.is_cpu is True,
@@ -338,6 +346,7 @@ def _facts(
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=leaks_on_device(data) if may_leak else None,
+        growth=growth,
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         simulation=simulation,

@@ -4,6 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from pytracer.analysis.blocks import Blocks, Sum, held_at
 from pytracer.analysis.call_sites import frame_at
 from pytracer.analysis.device_data import DeviceData
@@ -16,9 +18,13 @@ from pytracer.analysis.holder_names import (
     common_holder,
     has_holders,
     main_holder,
+    tells_where,
 )
+from pytracer.analysis.leaks.results import LEAST_STEPS
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.reading.snapshot import Frame
+
+_LEAST_CARRIED = 0.3  # the least part of the peak
 
 
 @dataclass(frozen=True)
@@ -172,3 +178,22 @@ def releases_of(held: Blocks) -> list[tuple[str, int]]:
     """Return what kept unknown blocks that no object keeps, and their bytes, the most first."""
     found = [(one.key[0], one.size_bytes) for one in held.group("released") if one.key[0]]
     return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def carried_over(held: Blocks) -> tuple[int, str] | None:
+    """Return how much stays between steps, and what keeps such memory; None if it is little, has no
+    name, or the peak shows it. What models and optimizers have does not count."""
+    boundaries = held.data.boundaries
+    if len(boundaries) < LEAST_STEPS:
+        return None
+    kept, at_end = held.at(boundaries[-1][1]), held.at(None)
+    kept = kept.where(kept.is_in("category", UNKNOWN, "activation", "output", "input"))
+    size_bytes = int(kept["size_bytes"].sum())
+    # The last step's memory has its name.
+    alike = at_end.where(np.isin(at_end["stack"], kept["stack"]))
+    name = main_holder(*alike.column("kept_by"), alike["size_bytes"])
+    if not tells_where(name):
+        name = main_holder(*kept.column("released"), kept["size_bytes"])
+    said_bytes = held.bytes_where(held.is_in("keeper", name) | held.is_in("released", name))
+    is_much = size_bytes >= max(_LEAST_CARRIED * int(held["size_bytes"].sum()), 2 * said_bytes)
+    return (size_bytes, name) if name is not None and is_much else None

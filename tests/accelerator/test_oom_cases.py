@@ -20,6 +20,7 @@ from pytracer.analysis.oom.reasons import (
     EXHAUSTED,
     FRAGMENTED,
     GARBAGE,
+    KEPT_GROWING,
     LARGER_INPUT,
     LEAK,
     LIMIT,
@@ -107,9 +108,7 @@ CASES = {
     "gan_keeps_samples": Case((LEAK,), "gallery[…]", "Look at gallery[…]"),
     "snapshots_of_weights": Case((LEAK,), "history[…]", "Look at history[…]"),
     "old_folds_are_garbage": Case((LEAK, GARBAGE), "a reference cycle of ", "gc.collect()"),
-    "sessions_of_a_server": Case(
-        (EXHAUSTED, UNKNOWN), "server.sessions[…]", "Look at server.sessions[…]"
-    ),
+    "sessions_of_a_server": Case((KEPT_GROWING,), "server.sessions[…]", "Look at server.sessions"),
     "suspended_generators": Case((EXHAUSTED, UNKNOWN), "streams[…]", "Look at streams[…]"),
     "hidden_state_is_not_detached": Case(
         (EXHAUSTED,), "hidden of hidden_state_is_not_detached()", "Look at hidden"

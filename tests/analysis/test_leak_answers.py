@@ -20,6 +20,11 @@ from pytracer.analysis.leaks.results import answer, leaks_of, remedy
         ("workspace", "cublas", "cuBLAS workspace", ""),
         ("parameter", "module", "adapters.{}.weight", "the model's adapters.[…].weight"),
         ("buffer", "module", "memories.{}", "the model's memories.[…]"),
+        # More than the parameter's own size accounts for.
+        ("optimizer_state", "optimizer", "history of weight", "state['history'] of an optimizer"),
+        ("optimizer_state", "optimizer", "old_dirs of weight", None),  # LBFGS has a bound
+        ("optimizer_state", "optimizer", "history of another.weight", None),  # of unknown size
+        ("gradient", "grad", "grad of weight", "weight.grad of the model"),
     ],
 )
 def test_growth_of_an_owner(category: str, rule: str, name: str, kept_by: str | None) -> None:
@@ -28,7 +33,10 @@ def test_growth_of_an_owner(category: str, rule: str, name: str, kept_by: str | 
     def step(program: Program, number: int) -> None:
         program.own(program.alloc(SIZE, LINE), category, rule, name.format(number))
 
-    device = observed(step)
+    def begin(program: Program) -> None:
+        program.own(program.alloc(SIZE, MODEL), "parameter", "module", "weight")
+
+    device = observed(step, begin=begin)
     assert device.verdict == ("none" if kept_by is None else "leak")
     # AND the parameters are named
     assert (f"kept by {kept_by}." in answer(device)) == bool(kept_by)
@@ -52,13 +60,6 @@ class ReplacedParameters:
             program.own(address, "parameter", "module", f"layers.{number}.weight")
 
 
-def test_parameters_that_are_replaced_by_turns() -> None:
-    model = ReplacedParameters()
-    # WHEN each step replaces one THEN the model does not grow
-    device = observed(lambda *now: model.replace(*now, LINE), begin=model.begin, end=model.end)
-    assert device.verdict == "none"
-
-
 def test_a_leak_next_to_parameters_that_are_replaced() -> None:
     # GIVEN a list that grows, and a model of which each step replaces another parameter
     model = ReplacedParameters()
@@ -67,7 +68,7 @@ def test_a_leak_next_to_parameters_that_are_replaced() -> None:
         model.replace(program, number, OTHER)
         program.alloc(SIZE, LINE)
 
-    # THEN the list alone is the leak
+    # THEN the list alone is the leak, because the model does not grow
     device = observed(step, begin=model.begin, end=model.end)
     assert device.bytes_per_step == SIZE
     (leak,) = leaks_of(device)
@@ -130,6 +131,40 @@ def test_what_keeps_a_leak(every: int, expected: str | None) -> None:
         program.hold(program.alloc(4 * SIZE, OTHER), "x of main()")
 
     assert "2 other lines, kept by x of main()." in answer(observed(several))
+
+
+@pytest.mark.parametrize(("category", "is_named"), [("activation", True), ("unknown", False)])
+def test_what_keeps_a_chain_of_graphs(category: str, is_named: bool) -> None:
+    # GIVEN a sum of losses, of whose graphs only the newest were read
+    def step(program: Program, number: int) -> None:
+        program.own(address := program.alloc(SIZE, LINE), category, "saved_by_node", "")
+        if number > 50:
+            program.hold(address, "total of main()")
+
+    # THEN it keeps the others, too, if these are of graphs
+    assert observed(step).growths[0].kept_by == ("total of main()" if is_named else None)
+
+
+@pytest.mark.parametrize("lost", [0, 90])
+def test_the_growth_of_a_queue(lost: int) -> None:
+    # GIVEN a queue that gets three blocks in each step, of which two are taken
+    queue: list[int] = []
+
+    def step(program: Program, number: int, *, events: bool = True) -> None:
+        for _ in range(3):
+            queue.append(program.alloc(SIZE, LINE, events=events))
+            program.hold(queue[-1], "ready of main()")
+        for _ in range(2 if events else 0):
+            program.free(queue.pop(0))
+
+    def begin(program: Program) -> None:
+        for number in range(lost // 3):  # before the first step of the file
+            step(program, number, events=False)
+
+    (growth,) = observed(step, first=lost + 1, steps=lost + 120, begin=begin).growths
+    assert (growth.verdict, growth.bytes_per_step) == ("leak", SIZE)
+    assert (growth.first_step, growth.is_older) == ((92, True) if lost else (1, False))
+    assert growth.kept_by == "ready of main()"
 
 
 @pytest.mark.parametrize(
@@ -378,3 +413,41 @@ def test_memory_that_grows_without_steps(requests: int, of_request: int, verdict
     (why,) = answered.texts("leak")
     assert why == "can't tell, because the recording has no steps"
     assert (answered.lines[0].role == "from") == (verdict != "NO PROBLEM FOUND")
+
+
+@pytest.mark.parametrize(
+    ("kept", "passes", "is_named"), [(SIZE, 240, True), (SIZE, 1, False), (512, 240, False)]
+)
+def test_memory_that_grew_until_it_ran_out(kept: int, passes: int, is_named: bool) -> None:
+    # GIVEN a server without steps, one pass of a model, and a server that keeps little
+    forward = ("/venv/torch/nn/modules/module.py", "_call_impl", 1)
+    program = Program()
+    for _ in range(120):
+        program.alloc(SIZE, MODEL)
+    for number in range(240):
+        program.alloc(kept, LINE)
+        if number < passes:
+            program.free(program.alloc(SIZE, OTHER, forward))
+    program.out_of_memory(16 * SIZE, 0, LINE)
+    (found,) = explain(program.snapshot())
+    # THEN the line is named, and nothing else is advised
+    assert (found.verdicts[0].kind == "kept growing") == is_named
+    advice = [each.why.startswith("Find what stores the memory") for each in found.suggestions]
+    assert (advice == [True]) == is_named
+
+
+@pytest.mark.parametrize(("kept", "is_said"), [(4 * SIZE, True), (SIZE // 16, False)])
+def test_what_stays_between_steps(kept: int, is_said: bool) -> None:
+    # GIVEN an attribute with the outputs of the last step, which the next one replaces
+    last: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        last.append(program.alloc(kept, LINE))
+        program.hold(last[-1], "self.last of main()")
+        program.free(program.alloc(SIZE, MODEL))
+        if number > 1:
+            program.free(last.pop(0))
+
+    (found,) = explain(recorded(step).snapshot())
+    text = "were kept from one step to the next, kept by self.last of main()"
+    assert any(text in line for line in answer_of(found).texts("peak")) == is_said

@@ -233,6 +233,21 @@ def test_memory_that_was_all_released_once(first: int, is_replaced: bool) -> Non
         assert " once, " in device.reason
 
 
+def test_memory_that_was_released_several_times() -> None:
+    # GIVEN logs that each episode clears, the last of which is far longer, and a block of the line
+    kept: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        if number == 1:
+            program.alloc(16 * SIZE, LINE)
+        for _ in range(len(kept) if number in (7, 12, 16) else 0):
+            program.free(kept.pop())
+        kept.append(program.alloc(SIZE, LINE))
+
+    device = observed(step)
+    assert (device.verdict, " 3 times, " in device.reason) == ("unknown", True)
+
+
 def test_a_file_of_less_than_two_lives() -> None:
     # GIVEN a list that is cleared after 40 of 60 steps
     kept: list[int] = []

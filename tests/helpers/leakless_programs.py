@@ -78,35 +78,12 @@ def queue_that_fills() -> None:
 
 
 @no_leak
-def cache_by_length() -> None:
-    """a dict with a mask for each of the 12 lengths that occur"""
-    training, masks, rng = Training(), {}, random.Random(0)
-    for _ in steps():
-        length = rng.randrange(1, 13)
-        if length not in masks:
-            masks[length] = new(8 * length)
-        training.step()
-
-
-@no_leak
 def inputs_of_any_length() -> None:
     """the last batch, of varying length"""
     training, rng = Training(), random.Random(0)
     for _ in steps():
         last = training.loss(rng.randrange(16, 512))
         training.step(last)
-
-
-@no_leak
-def evaluation() -> None:
-    """the outputs of the last evaluation, every ten steps"""
-    training, outputs = Training(), []
-    for step in steps():
-        training.step()
-        if step % 10 == 0:
-            with torch.no_grad():
-                outputs = [training.model(new()) for _ in range(8)]
-    del outputs
 
 
 @no_leak
@@ -142,14 +119,6 @@ def answers(length: int, count: int) -> Any:
         yield from answer()
 
 
-@no_leak
-def generation_by_concatenation() -> None:
-    """keys of a text of 25 tokens, concatenated"""
-    keys = new(0)
-    for step in steps(110, ends_steps=True):
-        keys = torch.cat([new(0) if step % 25 == 0 else keys, new()])
-
-
 @unknowable
 def one_long_answer() -> None:
     """keys and values of a text of 20 tokens, and then of one of 200, of which 60 are there"""
@@ -166,20 +135,6 @@ def one_long_answer_by_concatenation() -> None:
     keys = new(0)
     for step in steps(80, ends_steps=True):
         keys = torch.cat([new(0) if step == 20 else keys, new()])
-
-
-@no_leak
-def accumulation() -> None:
-    """gradients of eight batches, and their losses until the update"""
-    training, losses = Training(), []
-    for step in steps(80):
-        loss = training.loss()
-        loss.backward()
-        losses.append(loss.detach())
-        if step % 8 == 0:
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            losses.clear()
 
 
 @unknowable
@@ -219,17 +174,6 @@ def resumed_state() -> None:
 
 
 @no_leak
-def last_checkpoints() -> None:
-    """the last three copies of the weights, every five steps"""
-    training, kept = Training(), []
-    for step in steps():
-        training.step()
-        if step % 5 == 0:
-            kept.append({name: p.clone() for name, p in training.model.named_parameters()})
-            del kept[:-3]
-
-
-@no_leak
 def average_of_weights() -> None:
     """an average of the weights, replaced in each step"""
     training = Training()
@@ -260,17 +204,6 @@ def best_samples() -> None:
             heapq.heappop(best)
 
 
-@no_leak
-def metrics_of_an_epoch() -> None:
-    """the outputs of an epoch of 20 steps"""
-    training, outputs = Training(), []
-    for step in steps(90):
-        training.step()
-        outputs.append(new())
-        if step % 20 == 0:
-            outputs.clear()
-
-
 @unknowable
 def metrics_of_a_long_epoch() -> None:
     """the outputs of an epoch of 50 steps, in a file of 90"""
@@ -295,27 +228,6 @@ def metrics_of_the_epoch_before() -> None:
     outputs[-1].add(1)  # the program goes on, and then ends
     del training, outputs, current
     Run.tracer.dump(Run.output)
-
-
-@no_leak
-def loader_that_reads_ahead() -> None:
-    """the next six batches"""
-    training, ahead = Training(), collections.deque()
-    for _ in steps():
-        while len(ahead) < 6:
-            ahead.append(new())
-        ahead.popleft()
-        training.step()
-
-
-@no_leak
-def warm_up() -> None:
-    """buffers of the first eight steps"""
-    training, buffers = Training(), []
-    for step in steps():
-        training.step()
-        if step <= 8:
-            buffers.append(new())
 
 
 @no_leak

@@ -4,9 +4,12 @@ import numpy as np
 
 from pytracer.analysis.leaks.growth import Lives, Observation, theil_sen
 from pytracer.reading.snapshot import Column
+from pytracer.text import size
 
 LEAST_CYCLES = 4
 """How many times longer than before memory has grown since it was all released, if it leaks."""
+
+_MANY_FALLS, _LEAST_STAYING = 3, 0.1
 
 _LEAST_PART = 4
 """Memory must have grown for the quarter of a run: that of a buffer is released sooner or later."""
@@ -31,12 +34,16 @@ class Doubts:
             return ""
         return f"it has grown for only about {round(grew):,} of {round(total):,} steps"
 
+    def older_like(self, suspects: Lives) -> tuple[Column, Column]:
+        """Return the slot of the release and the size of older blocks that may be of the group."""
+        death, sizes = self._seen.older_death, self._seen.older_bytes
+        least, most = suspects.size_bytes.min(initial=0), suspects.size_bytes.max(initial=0)
+        is_alike = (sizes >= least) & (sizes <= most)
+        return death[is_alike], sizes[is_alike]
+
     def older_released(self, suspects: Lives, longest: int, count: int) -> str:
         """Return a doubt if older blocks that may be of the same group were released late."""
-        size = suspects.size_bytes
-        is_alike = (self._seen.older_bytes >= size.min()) & (self._seen.older_bytes <= size.max())
-        is_late = self._seen.older_death > max(longest, 1)
-        released = int(np.count_nonzero(is_alike & is_late))
+        released = int(np.count_nonzero(self.older_like(suspects)[0] > max(longest, 1)))
         if released < 0.25 * count:
             return ""
         if count == 0:
@@ -61,24 +68,25 @@ class Doubts:
             return ""
         return "earlier steps kept less than the last ones, as of a cache that is thinned"
 
-    def may_be_cleared(self, group: Lives, longest: int) -> str:
-        """Return a doubt if all blocks were released once, and have grown little longer since.
+    def may_be_cleared(self, level: Column) -> str:
+        """Return a doubt if memory fell, and has hardly grown more since; or fell several times.
 
         Nobody knows how long the next epoch or text is.
         """
-        born = group.of(group.birth >= 0)
-        order = np.argsort(born.birth, kind="stable")
-        birth, last = born.birth[order], np.maximum.accumulate(born.death[order])
-        # Before these blocks were born, all older ones had been released.
-        is_first = last[:-1] <= birth[1:]
-        if not is_first.any():
+        most = int((np.maximum.accumulate(level) - level).max(initial=0))
+        falls = np.flatnonzero(-np.diff(level) > most / 2) + 1
+        if not len(falls):
             return ""
-        since = self._seen.slots - int(birth[1:][is_first][-1])
-        if since >= LEAST_CYCLES * longest:
+        last = level[falls[-1] :]
+        grown, before = int(last[-1] - last[0]), int(last.min() - level.min())
+        is_more = grown >= LEAST_CYCLES * most and len(falls) < _MANY_FALLS
+        # It fell, and what had grown before stayed: that is of another list.
+        if is_more or before > _LEAST_STAYING * grown:
             return ""
+        often = "once" if len(falls) == 1 else f"{len(falls)} times"
         return (
-            f"all of it was released once, after {longest} steps, and since then it has grown for "
-            f"only {since}"
+            f"it fell by {size(most)} {often}, and may fall again: it has grown by {size(grown)} "
+            "since then"
         )
 
     def freed_at_end(self, suspects: Lives) -> str:

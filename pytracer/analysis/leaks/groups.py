@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from pytracer.analysis.call_sites import is_programs_frame
+from pytracer.analysis.history import totals
 from pytracer.analysis.holder_names import common_holder, holder_names, main_holder
-from pytracer.analysis.leaks.doubts import LEAST_CYCLES, Doubts
+from pytracer.analysis.leaks.doubts import Doubts
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
     Lives,
@@ -24,10 +25,11 @@ from pytracer.analysis.leaks.growth import (
 )
 from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order
 from pytracer.reading.snapshot import Column, Frame
-from pytracer.text import size
 
 _LEAST_OLDER = 8
 """The least number of older and newer growths together that prove a leak of rare growths."""
+
+_MOST_OF_LINE = 0.9
 
 _MOST_DIVISIONS = 32
 """How often a group is divided by callers at most, because recursion has any number of them."""
@@ -79,11 +81,12 @@ def _with_states(seen: Observation, of_model: Iterable[Growth]) -> list[Growth]:
         ]
         if states.verdict == "leak" and any(is_same):
             at = is_same.index(True)
-            growths[at] = _joined(growths[at], states)
+            growths[at] = joined(growths[at], states)
     return growths
 
 
-def _joined(growth: Growth, more: Growth) -> Growth:
+def joined(growth: Growth, more: Growth) -> Growth:
+    """Return a growth with the bytes of another one."""
     return replace(
         growth,
         bytes_per_step=growth.bytes_per_step + more.bytes_per_step,
@@ -118,7 +121,7 @@ class _Search:
         births = np.unique(lives.birth[self.seen.is_of_model & (lives.birth > 0)])
         grown = np.diff(levels(parts, slots))[births - 1]
         for growth in self.growths:
-            if growth.verdict != "leak":
+            if growth.reason != self.seen.doubt:
                 continue
             per_growth = growth.bytes_per_step * growth.period_steps
             if 2 * np.median(grown) >= min(per_growth, growth.held_bytes):
@@ -142,7 +145,8 @@ class _Search:
             parts = self._divided(group, by_caller_only=is_leak)
         if sum([self.examine(part, divisions + 1) for part in parts if self.may_grow(part)]):
             return True
-        found = kept if parts or is_leak or self.seen.events_from else self._replaced(group) or kept
+        is_sure = isinstance(kept, Growth) and kept.reason == self.seen.doubt
+        found = kept if parts or is_sure or self.seen.events_from else self._replaced(group) or kept
         if isinstance(found, Growth) and is_leak and parts:
             reason = "several of its callers grow, and each of them too rarely"
             found = replace(found, verdict="unknown", reason=reason)
@@ -194,7 +198,11 @@ class _Search:
                 return None
             if self.seen.has_steps and slots < 2 * longest:
                 level = np.cumsum(np.bincount(alive.birth, alive.size_bytes, slots))[births]
-                return self._growth("kept", _too_short(longest), births, level, alive, alive, False)
+                reason = (
+                    f"some of its blocks were released after {longest} steps: {2 * longest} steps "
+                    "or more in the file would tell whether all are"
+                )
+                return self._growth("kept", reason, births, level, alive, alive, False)
             reason = f"its blocks are released after at most {longest} steps"
             return self._release(group, reason)
         steady = steadiness(growths, end, slots)
@@ -209,7 +217,9 @@ class _Search:
             return self._release(group, steady.reason) if len(growths) > 2 else None
         if is_level(group, int(growths[0]), slots):
             return self._release(group, "as much of it was released as was kept")
-        reason = self.seen.doubt or steady.reason or self.doubts.may_be_cleared(group, longest)
+        reason = (
+            self.seen.doubt or steady.reason or self.doubts.may_be_cleared(levels(group, slots))
+        )
         seen = int(np.count_nonzero(overdue.has_event))
         reason = reason or self.doubts.older_released(overdue, longest, seen)
         held = alive.of(alive.birth >= growths[0])
@@ -222,9 +232,19 @@ class _Search:
     def _replaced(self, group: Lives) -> Growth | None:
         # Sizes of blocks go up and down: a block of the cache may be larger than what is requested.
         slots, level = self.seen.slots, levels(group, self.seen.slots, requested=True)
-        floor = np.minimum.accumulate(level[::-1])[::-1]  # memory never fell below it again
+        born = group.of(group.birth >= 0)
+        doubt = self.doubts.older_released(born, 0, len(_rises(level)[1]))
+        if doubt:  # if these blocks are of the line, it grew by less
+            death, size_bytes = self.doubts.older_like(born)
+            less = level + totals(0 * death, death, size_bytes, slots)
+            if found := self._rising(group, born, less, ""):
+                return replace(found, is_older=self.seen.begins_late)
+        return self._rising(group, born, level, doubt)
+
+    def _rising(self, group: Lives, born: Lives, level: Column, doubt: str) -> Growth | None:
+        slots, alive = self.seen.slots, group.of(group.death == self.seen.slots)
+        floor, growths = _rises(level)
         fall = np.maximum.accumulate(level) - level
-        growths = np.flatnonzero(np.diff(floor) > 0) + 1
         if len(growths) < 3:
             return None
         grown, most_fall = int(floor[-1] - floor[growths[0] - 1]), int(fall.max(initial=0))
@@ -232,14 +252,8 @@ class _Search:
             return None
         if largest_deviation(level[growths[0] :]) > grown * max(0.15, 1.5 / len(growths)):
             return None
-        born = group.of(group.birth >= 0)
         reason = self.seen.doubt or self.doubts.volume_grows(born)
-        if grown < LEAST_CYCLES * most_fall:
-            reason = reason or (
-                f"it fell by {size(most_fall)} once, and has grown by only {size(grown)} since then"
-            )
-        reason = reason or self.doubts.older_released(born, 0, len(growths))
-        alive = group.of(group.death == slots)
+        reason = reason or self.doubts.may_be_cleared(level) or doubt
         # Blocks of several steps were added rather than replaced.
         kind: Literal["kept", "replaced"] = (
             "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
@@ -248,11 +262,18 @@ class _Search:
         if not len(followed_by):
             reason = reason or self.doubts.freed_at_end(alive)
         level = floor[growths]
-        part = self._of_main_holder(alive.of(alive.birth >= 0))
+        newer = alive.of(alive.birth >= 0)
+        names, holder = holder_names(self.seen.strings, newer.holder)
+        main = main_holder(self.seen.strings, newer.holder, newer.size_bytes)
+        part = newer.of(holder == names.index(main) if main else np.zeros(len(newer), bool))
         births = np.unique(part.birth)
-        if kind == "kept" and len(births) > 2:  # what else has blocks of the line may be bounded
+        # What else has blocks of the line may be bounded. A queue releases its oldest ones.
+        is_part = part.size_bytes.sum() < _MOST_OF_LINE * newer.size_bytes.sum()
+        if kind == "kept" and len(births) > 2 and is_part:
             growths, alive, born = births, part, part
             level = np.cumsum(np.bincount(part.birth, part.size_bytes, slots))[growths]
+        elif growths[0] == 1 and not self.seen.begins_late and 2 * floor[0] <= floor[2]:
+            growths, level = np.append(0, growths), np.append(floor[0], level)
         growth = self._growth(kind, reason, growths, level, alive, born, False)
         if self.seen.later is None or not len(followed_by):
             return growth
@@ -274,12 +295,6 @@ class _Search:
         return np.flatnonzero(
             is_same & (later.requested_bytes >= alive.requested_bytes.max(initial=0))
         )
-
-    def _of_main_holder(self, lives: Lives) -> Lives:
-        """Return the blocks of the holder that has at least half of the bytes; none without one."""
-        names, group = holder_names(self.seen.strings, lives.holder)
-        main = main_holder(self.seen.strings, lives.holder, lives.size_bytes)
-        return lives.of((group == names.index(main)) if main else np.zeros(len(lives), bool))
 
     def _growth(
         self,
@@ -332,6 +347,12 @@ class _Search:
         return self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough
 
 
+def _rises(level: Column) -> tuple[Column, Column]:
+    """Return the least that memory had from each slot on, and the slots in which that grew."""
+    floor = np.minimum.accumulate(level[::-1])[::-1]
+    return floor, np.flatnonzero(np.diff(floor) > 0) + 1
+
+
 def _common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return tuple(level[0] for level in levels)
@@ -346,13 +367,6 @@ def _item(holder: str) -> str:
 
 def _of_model(names: str) -> str:
     return f"{OF_MODEL}'s {names}"
-
-
-def _too_short(longest: int) -> str:
-    return (
-        f"some of its blocks were released after {longest} steps: {2 * longest} steps or more in "
-        "the file would tell whether all are"
-    )
 
 
 def _alike(lives: Lives, others: Lives) -> Lives:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Literal
 
 import numpy as np
@@ -19,8 +19,8 @@ from pytracer.analysis.call_sites import (
     texts_matching,
 )
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.holder_names import bound_of, kept_by_text
-from pytracer.analysis.leaks.groups import leaks_of_survivors, search
+from pytracer.analysis.holder_names import bound_of, kept_by_text, tells_where
+from pytracer.analysis.leaks.groups import joined, leaks_of_survivors, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives, Observation
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -29,9 +29,11 @@ from pytracer.analysis.leaks.results import (
     Verdict,
     bytes_per_step,
     bytes_when_full,
+    gradient_of,
 )
 from pytracer.analysis.life_rules import Rule
 from pytracer.analysis.ooms import limit_bytes_of
+from pytracer.analysis.stack_places import MODULE
 from pytracer.reading.snapshot import ALLOC, OOM, Column, Frame, Snapshot, Trace, has_events
 from pytracer.reading.steps import step_at, steps_at
 from pytracer.text import size
@@ -48,6 +50,10 @@ _MOST_SURVIVED = 256  # far fewer than steps whose blocks are told apart (`Block
 
 _LEAST_OF_PEAK = 0.5
 _LEAST_CHURN = 2  # so many times the growth was allocated: what only loads a model frees little
+
+_STATE_PART = 4  # so many times the bytes of a parameter one state has, in float32 beside float8
+
+_BOUNDED_STATES = ("old_dirs", "old_stps")  # LBFGS drops the oldest ones
 
 NO_STEPS = "the file has no steps: call tracer.step() at the end of each step"
 
@@ -157,24 +163,35 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
     ).with_growths(growths)
 
 
-def steady_growth(data: DeviceData) -> Growth | None:
-    """Return the line whose memory grew in nearly all parts of the recording, to half of the peak.
+def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
+    """Return the lines whose memory grew in most parts of the recording, to half of the peak, as
+    one.
 
     Without steps, nobody can tell whether it would go on. None: there is none, the file has steps
-    or no history, or too little else was allocated and freed meanwhile.
+    or no history, or the program did nothing else meanwhile.
+
+    Args:
+        is_short: Whether memory ran out. Then half of the parts are enough, but not of one pass.
     """
     if data.has_marked_steps or not data.history.is_known:
         return None
     found = leaks_on_device(data)
-    if found.unit == "step" or not found.growths:
+    least = found.observed // 2 if is_short else found.observed - 1
+    steady = [growth for growth in found.growths if growth.growths >= least]
+    if found.unit == "step" or not steady:
         return None
-    growth = found.growths[0]
-    trace, usage = data.trace, data.history.usage
-    allocated = int(trace.size_bytes[trace.action == ALLOC].sum())
-    is_steady = growth.growths >= found.observed - 1
-    is_steady &= allocated >= _LEAST_CHURN * growth.held_bytes
-    is_much = growth.held_bytes >= _LEAST_OF_PEAK * int(usage.allocated_bytes.max())
-    return growth if is_steady and is_much else None
+    growth = reduce(joined, steady)
+    trace, peak = data.trace, int(data.history.usage.allocated_bytes.max())
+    if is_short:
+        places = data.stack_places.place[trace.stack[trace.action == ALLOC]]
+        begins = np.flatnonzero((places[1:] == MODULE) & (places[:-1] != MODULE))
+        passes = np.flatnonzero(trace.action == ALLOC)[begins]
+        is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
+        is_busy &= growth.kind == "kept"
+    else:
+        churn = int(trace.size_bytes[trace.action == ALLOC].sum())
+        is_busy = churn >= _LEAST_CHURN * growth.held_bytes
+    return growth if is_busy and growth.held_bytes >= _LEAST_OF_PEAK * peak else None
 
 
 def _peak_of_last_step(allocated: Column, slots: Timeline, per_step: float) -> int:
@@ -267,51 +284,30 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
 
 
 def _observe_survivors(data: DeviceData, slots: Timeline) -> Observation | None:
-    """Return what is to be seen of all steps; None if these are the steps of the events."""
+    """Return what is to be seen of all steps; None if these are the steps of the events, or few.
+
+    The slots are of equally many steps.
+    """
     if slots.unit != "step" or slots.slots < 1 or not slots.begins_late:
         return None
     stride = int(slots.position[1] - slots.position[0]) if slots.slots > 1 else 1
-    first = int(slots.position[0]) + 1 - stride
-    edges = _edges_of_survivors(data, first, int(slots.position[-1]))
-    if edges is None:
-        return None
-    position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
-    seen = _observed(data, *_slots_of_survivors(data, edges), position)
-    return replace(seen, events_from=first, volume_bytes=None)
-
-
-def _edges_of_survivors(data: DeviceData, first: int, last: int) -> Column | None:
-    """Return slots of equally many steps: the first one of each, and that after the last: int64.
-
-    Args:
-        first, last: The complete steps of which the file has all events.
-
-    Returns:
-        None if there are no earlier ones, or too few.
-    """
+    first, last = int(slots.position[0]) + 1 - stride, int(slots.position[-1])
     # Steps of a job that goes on do not begin at 1.
-    begun = data.snapshot.metadata.host_memory[0][0] if data.snapshot.metadata.host_memory else 1
-    births = data.history.blocks.birth_step
-    earliest = min(begun, int(births[births > 0].min(initial=first)))
+    blocks, host = data.history.blocks, data.snapshot.metadata.host_memory
+    births = blocks.birth_step[blocks.birth_step > 0]
+    earliest = min(host[0][0] if host else 1, int(births.min(initial=first)))
     steps = last + 1 - earliest
     if earliest >= first or steps < LEAST_SLOTS:
         return None
-    return np.linspace(earliest, last + 1, min(steps, _MOST_SURVIVED) + 1).astype(np.int64)
-
-
-def _slots_of_survivors(data: DeviceData, edges: Column) -> tuple[Column, Column]:
-    """Return the slots in which each block was allocated and released, as `Lives` has them."""
-    blocks, boundaries = data.history.blocks, data.boundaries
-    step_of = partial(steps_at, boundaries, before=boundaries[0][0] - 1)
-
-    def slot_of(step: Column) -> Column:
-        slot: Column = np.searchsorted(edges, step, "right") - 1
-        return slot
-
+    edges = np.linspace(earliest, last + 1, min(steps, _MOST_SURVIVED) + 1).astype(np.int64)
+    step_of = partial(steps_at, data.boundaries, before=data.boundaries[0][0] - 1)
     birth = np.where(blocks.alloc_event >= 0, step_of(blocks.alloc_event), blocks.birth_step)
     is_left = blocks.free_requested_event >= len(data.trace)
     death = np.where(is_left, edges[-1], step_of(blocks.free_requested_event))
-    return slot_of(birth), slot_of(death)
+    birth, death = (np.searchsorted(edges, step, "right") - 1 for step in (birth, death))
+    position = replace(slots, position=edges[1:] - 1.0, begins_late=False)
+    seen = _observed(data, birth, death, position)
+    return replace(seen, events_from=first, volume_bytes=None)
 
 
 def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -> Observation:
@@ -333,15 +329,23 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         texts_matching(names.__contains__, data.snapshot.strings, category)
         for names in (OF_MODEL, OF_NO_MODEL, {"workspace"})
     )
-    is_owned = ~is_not_owned
+    outgrown, strings = _outgrown(
+        data.snapshot.strings, values_of(at_end.owner, row), blocks.size_bytes[found], is_of_model
+    )
+    is_owned = ~is_not_owned & (outgrown == 0)
     if (categories := data.block_categories) is not None:
         # Of a program that has ended. New parameters bring new states.
         is_state, is_parameter = (
             categories.kind[found] == rule.number for rule in (Rule.STATE, Rule.PARAMETER)
         )
-        if not (is_parameter & (birth[found] > 0)).any():
+        of_states, bound = (
+            blocks.size_bytes[found[each]].sum() for each in (is_state, is_parameter)
+        )
+        is_bounded = of_states <= 2 * _STATE_PART * bound
+        if is_bounded and not (is_parameter & (birth[found] > 0)).any():
             is_owned |= is_state
-    owner = np.where(is_owned, values_of(at_end.owner, row), 0)
+    owner = np.where(is_owned, values_of(at_end.owner, row), outgrown)
+    holder = _of_whole_chain(strings, holder, category, birth[found], blocks.stack[found])
     both = Lives(
         birth=birth[found],
         death=death[found],
@@ -377,8 +381,48 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         kept_before=[
             each for each in data.snapshot.metadata.kept_at_steps if each.device == data.device
         ],
-        strings=data.snapshot.strings,
+        strings=strings,
     )
+
+
+def _outgrown(
+    strings: Sequence[str], owner: Column, size_bytes: Column, is_of_model: Column
+) -> tuple[Column, Sequence[str]]:
+    """Return what keeps gradients and states that take more than their parameters account for.
+
+    Returns:
+        For each block what keeps it, an index in the texts; 0 for all others. And the texts.
+    """
+    sums = np.bincount(owner, size_bytes, len(strings))
+    bounds = {strings[index]: sums[index] for index in np.unique(owner[is_of_model]).tolist()}
+    keeper, texts = np.zeros(len(strings), np.int64), [*strings]
+    for index in np.unique(owner[~is_of_model]).tolist():
+        what, _, parameter = strings[index].partition(" of ")
+        is_gradient = what == "grad"
+        most = bounds.get(parameter, np.inf) * (1 if is_gradient else _STATE_PART)
+        if sums[index] > most and what not in _BOUNDED_STATES:
+            keeper[index] = len(texts)
+            texts.append(
+                gradient_of(parameter) if is_gradient else f"state[{what!r}] of an optimizer"
+            )
+    return keeper[owner], texts
+
+
+def _of_whole_chain(
+    strings: Sequence[str], holder: Column, category: Column, birth: Column, stack: Column
+) -> Column:
+    """Return the holders, also of a chain of graphs that was too long to be read to its end.
+
+    It is read from the newest steps on. Of earlier ones, the same lines made what it keeps.
+    """
+    is_saved = texts_matching("activation".__eq__, strings, category)
+    is_named = texts_matching(tells_where, strings, holder) & (holder > 0)
+    for number in np.unique(holder[is_saved & is_named]).tolist():
+        of_chain = is_saved & (holder == number)
+        if len(np.unique(birth[of_chain])) > 2:
+            is_rest = is_saved & ~is_named & (birth < birth[of_chain].max())
+            return np.where(is_rest & np.isin(stack, stack[of_chain]), number, holder)
+    return holder
 
 
 def _without_bounded(

@@ -32,6 +32,13 @@ LEAST_STEPS = 3
 OF_MODEL = "the model"
 """`kept_by` begins with it for parameters and buffers, as in "the model's adapters.[…].weight"."""
 
+_GRADIENT = ".grad of the model"  # how `kept_by` ends for gradients that grow
+
+
+def gradient_of(parameter: str) -> str:
+    """Return the text of a gradient that keeps memory."""
+    return parameter + _GRADIENT
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -279,6 +286,9 @@ def remedy(growths: Sequence[Growth]) -> str:
             "find where the program makes a module, a parameter or a larger buffer in each step, "
             "and keeps it"
         )
+    if holder.endswith(_GRADIENT):
+        name = holder.removesuffix(_GRADIENT)
+        return f"call zero_grad() for {name}: each backward pass makes its gradient larger"
     if second := _second_holder(growths):
         return f"look at {holder} and {second}, which keep the memory"
     if bound_of(holder):

@@ -14,6 +14,7 @@ from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import Holder, Keeper
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
+    Growth,
     leaks_of,
     rate_text,
     since_text,
@@ -28,6 +29,7 @@ from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
 
 LEAK = "leak"
+KEPT_GROWING = "kept growing"
 GARBAGE = "garbage"
 EXCEPTION = "exception"
 FRAGMENTED = "fragmented"
@@ -89,7 +91,8 @@ class Verdict:
 
     Attributes:
         kind: "leak": memory that is kept from step to step, and the allocation would have fitted
-            without it. "garbage": objects that refer to each other keep memory that `gc.collect()`
+            without it. "kept growing": the same in a file without steps, of memory that grew all
+            the time. "garbage": objects that refer to each other keep memory that `gc.collect()`
             would free, and "exception": an exception keeps the functions that have failed; the
             allocation would have fitted without this memory. "fragmented": the allocation would
             have fitted if the free memory of its pool and of the device were one piece, and the
@@ -129,6 +132,7 @@ class Facts:
         outside_bytes: The bytes that the process held on the device outside the allocator.
         why_no_history: Why the usage at the out-of-memory error is unknown; None if it is known.
         leaks: The leaks until the out-of-memory error; None if there was none, or if nobody looked.
+        growth: In a file without steps, the memory that kept growing; None if there was none.
         garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
         exception_bytes: The bytes that functions keep which have failed.
         simulation: Simulates changes; None: that is not possible, or the simulation of the
@@ -151,6 +155,7 @@ class Facts:
     outside_bytes: int | None = None
     why_no_history: str | None = None
     leaks: DeviceLeaks | None = None
+    growth: Growth | None = None
     garbage_bytes: int = 0
     exception_bytes: int = 0
     simulation: Simulation | None = None
@@ -266,6 +271,14 @@ def verdicts(facts: Facts) -> list[Verdict]:
 
 
 def _leak(facts: Facts) -> Iterator[Verdict]:
+    growth = facts.growth
+    if growth is not None and _fits_without(facts, growth.held_bytes):
+        yield Verdict(
+            KEPT_GROWING,
+            f"{size(growth.held_bytes)} of the {size(facts.total_bytes)} that the allocator could "
+            "have grew all the time, and nothing of it was freed: "
+            f"{growth.blocks:,} blocks from {source_text([growth])}.",
+        )
     leaks = [] if facts.leaks is None else leaks_of(facts.leaks)
     if facts.leaks is None or not leaks:
         return

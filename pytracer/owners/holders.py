@@ -153,8 +153,8 @@ class HoldersNow:
             torch, now["futures"], have_graphs=now["have_gradients_graphs"]
         )
         for begin, text in self.found.items():
-            if text == _NO_TENSOR:
-                self.found[begin] = self.likely
+            if text == _NO_TENSOR:  # or a graph that was not read has it
+                self.found[begin] = self.likely if now["has_all_graphs"] else ""
         # Without its bound, a container is accused of a leak.
         seconds = MAX_SECONDS * patience / 2
         for known in (self.found, self.of_roots):

@@ -246,8 +246,11 @@ def verdicts(facts: Facts) -> list[Verdict]:
     joined, earlier = facts.joined, facts.earlier
     if joined is not None and joined.again and earlier is not None and earlier.replaced:
         pieces = []  # joined memory is enough for some larger blocks of the loop
+    has_leak = any(verdict.kind in (LEAK, KEPT_GROWING) for verdict in kept)
+    if has_leak and (oom.own_pool_free_bytes or 0) < MUCH_IN_PIECES * facts.total_bytes:
+        pieces = []  # a leak soon takes what little a setting would join
     found = [*kept, *pieces]
-    if pieces and earlier is not None and earlier.growing:
+    if pieces and not has_leak and earlier is not None and earlier.growing:
         # That a setting joins them does not help for long.
         found.append(Verdict(GROWING, _growing_text(facts, earlier)))
     if not is_free:

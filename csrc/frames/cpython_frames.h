@@ -46,25 +46,26 @@ inline bool is_incomplete(PythonFrame*) noexcept { return false; }
 constexpr bool kPythonIsKnown = true;
 using PythonFrame = _PyInterpreterFrame;
 inline PythonFrame* outer_frame(PythonFrame* frame) noexcept { return frame->previous; }
-#if PY_VERSION_HEX >= 0x030e0000
+#if PY_VERSION_HEX >= 0x030d0000
 inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return state->current_frame; }
-inline PyCodeObject* code_object(PythonFrame* frame) noexcept {
-  constexpr uintptr_t kTags = 3;  // a _PyStackRef has them in the lowest bits of the address
-  return reinterpret_cast<PyCodeObject*>(frame->f_executable.bits & ~kTags);
-}
-inline _Py_CODEUNIT* instruction_pointer(PythonFrame* frame) noexcept { return frame->instr_ptr; }
-#elif PY_VERSION_HEX >= 0x030d0000
-inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return state->current_frame; }
-inline PyCodeObject* code_object(PythonFrame* frame) noexcept {
-  return reinterpret_cast<PyCodeObject*>(frame->f_executable);
-}
 inline _Py_CODEUNIT* instruction_pointer(PythonFrame* frame) noexcept { return frame->instr_ptr; }
 #else
 inline PythonFrame* innermost_frame(PyThreadState* state) noexcept {
   return state->cframe->current_frame;
 }
-inline PyCodeObject* code_object(PythonFrame* frame) noexcept { return frame->f_code; }
 inline _Py_CODEUNIT* instruction_pointer(PythonFrame* frame) noexcept { return frame->prev_instr; }
+#endif
+#if PY_VERSION_HEX >= 0x030e0000
+inline PyCodeObject* code_object(PythonFrame* frame) noexcept {
+  constexpr uintptr_t kTags = 3;  // a _PyStackRef has them in the lowest bits of the address
+  return reinterpret_cast<PyCodeObject*>(frame->f_executable.bits & ~kTags);
+}
+#elif PY_VERSION_HEX >= 0x030d0000
+inline PyCodeObject* code_object(PythonFrame* frame) noexcept {
+  return reinterpret_cast<PyCodeObject*>(frame->f_executable);
+}
+#else
+inline PyCodeObject* code_object(PythonFrame* frame) noexcept { return frame->f_code; }
 #endif
 #if PY_VERSION_HEX >= 0x030e0000
 inline bool is_shim(PythonFrame* frame) noexcept {
@@ -91,15 +92,12 @@ inline bool is_incomplete(PythonFrame* frame) noexcept {
   return instruction_pointer(frame) < first_instruction(code) + code->_co_firsttraceable &&
          frame->owner != FRAME_OWNED_BY_GENERATOR;
 }
-
-#endif
-
-#if !defined(PYTRACER_UNKNOWN_PYTHON)
 // Whether `state` is the thread state with which Python began. That state lives until Python ends.
 // The states of an interpreter are numbered from 1.
 inline bool is_first_thread_state(PyThreadState* state) noexcept {
   return state->id == 1 && state->interp == PyInterpreterState_Main();
 }
+
 #endif
 
 }  // namespace pytracer

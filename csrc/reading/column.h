@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -94,5 +95,18 @@ template <class... Columns>
 uint64_t memory_of(const Columns&... columns) noexcept {
   return (columns.memory() + ...);
 }
+
+// Columns of the same length. T::columns_of() ties them together.
+template <class T>
+struct Table {
+  uint64_t memory() const noexcept {
+    return std::apply([](const auto&... column) { return memory_of(column...); },
+                      T::columns_of(static_cast<const T&>(*this)));
+  }
+  // Adds a row of zeroes.
+  void add_row() {
+    std::apply([](auto&... column) { (column.push_back({}), ...); }, T::columns_of(static_cast<T&>(*this)));
+  }
+};
 
 }  // namespace pytracer::reading

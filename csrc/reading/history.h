@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <tuple>
 
 #include "actions.h"
 #include "allocator_rules.h"
@@ -51,13 +52,12 @@ struct Usage {
   Column<int64_t> inactive_split_bytes, largest_free_bytes, segments;
   Column<double> free_squares;
 
+  static auto columns_of(Usage& of) {
+    return std::tie(of.requested_bytes, of.allocated_bytes, of.active_bytes, of.reserved_bytes,
+                    of.inactive_split_bytes, of.largest_free_bytes, of.free_squares, of.segments);
+  }
   explicit Usage(size_t samples) {
-    for (Column<int64_t>* column :
-         {&requested_bytes, &allocated_bytes, &active_bytes, &reserved_bytes,
-          &inactive_split_bytes, &largest_free_bytes, &segments}) {
-      column->zeroes(samples);
-    }
-    free_squares.zeroes(samples);
+    std::apply([&](auto&... column) { (column.zeroes(samples), ...); }, columns_of(*this));
   }
 };
 
@@ -66,6 +66,11 @@ struct Lifetimes {
   Column<int32_t> alloc_event, free_requested_event, free_event;
   Column<int32_t> state_block;  // the block's index in the final state; -1: not in the state
   Column<bool> is_sized;
+
+  static auto columns_of(Lifetimes& of) {
+    return std::tie(of.address, of.size_bytes, of.requested_bytes, of.alloc_event, of.free_requested_event,
+                    of.free_event, of.is_sized, of.state_block);
+  }
 };
 
 struct History {

@@ -175,26 +175,10 @@ bool PickleMachine::step(unsigned char opcode) {
       collect(Shape::tuple, stack_.size() - count);
       break;
     }
-    case APPEND: {
-      const size_t first = stack_.size() - 1;
-      append(container(first, Shape::list), first);
-      break;
-    }
-    case APPENDS: {
-      const size_t first = pop_mark();
-      append(container(first, Shape::list), first);
-      break;
-    }
-    case SETITEM: {
-      const size_t first = stack_.size() - 2;
-      set_items(container(first, Shape::dict), first);
-      break;
-    }
-    case SETITEMS: {
-      const size_t first = pop_mark();
-      set_items(container(first, Shape::dict), first);
-      break;
-    }
+    case APPEND: extend(Shape::list, stack_.size() - 1); break;
+    case APPENDS: extend(Shape::list, pop_mark()); break;
+    case SETITEM: extend(Shape::dict, stack_.size() - 2); break;
+    case SETITEMS: extend(Shape::dict, pop_mark()); break;
     case MEMOIZE: remember(remembered_); break;
     case BINPUT: remember(in_.little_endian<uint8_t>()); break;
     case LONG_BINPUT: remember(in_.little_endian<uint32_t>()); break;
@@ -253,8 +237,7 @@ size_t PickleMachine::pop_mark() {
   return first;
 }
 
-// The list or dict below the values from `first` on.
-Value PickleMachine::container(size_t first, Shape shape) {
+void PickleMachine::extend(Shape shape, size_t first) {
   const size_t after_mark = marks_.empty() ? 0 : marks_.back();
   if (first > stack_.size() || first <= after_mark) damaged("a list or dict is missing");
   const Value found = stack_[first - 1];
@@ -262,31 +245,25 @@ Value PickleMachine::container(size_t first, Shape shape) {
     damaged(shape == Shape::list ? "an item is appended to a value that is no list"
                                  : "an item is set in a value that is no dict");
   }
-  return found;
+  move(first, found);
 }
 
-void PickleMachine::append(Value list, size_t first) {
-  for (size_t i = first; i < stack_.size(); ++i) {
-    tick();
-    stack_[i] = builder_.adopt(stack_[i]);
+void PickleMachine::move(size_t first, Value to) {
+  if (heap_.shape(to) != Shape::dict) {
+    for (size_t i = first; i < stack_.size(); ++i) {
+      tick();
+      stack_[i] = builder_.adopt(stack_[i]);
+    }
+  } else if ((stack_.size() - first) % 2 != 0) {
+    damaged("a key without a value");
   }
-  heap_.append(list, stack_.data() + first, stack_.size() - first);
-  stack_.resize(first);
-}
-
-void PickleMachine::set_items(Value dict, size_t first) {
-  if ((stack_.size() - first) % 2 != 0) damaged("a key without a value");
-  heap_.append(dict, stack_.data() + first, stack_.size() - first);
+  heap_.append(to, stack_.data() + first, stack_.size() - first);
   stack_.resize(first);
 }
 
 void PickleMachine::collect(Shape shape, size_t first) {
   const Value made = heap_.make(shape);
-  if (shape == Shape::dict) {
-    set_items(made, first);
-  } else if (first < stack_.size()) {
-    append(made, first);
-  }
+  if (first < stack_.size()) move(first, made);
   push(made);
 }
 

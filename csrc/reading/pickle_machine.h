@@ -50,10 +50,9 @@ class PickleMachine {
   Value pop();
   Value& top();
   size_t pop_mark();  // the index of the first value above the mark
-  void append(Value list, size_t first);
-  void set_items(Value dict, size_t first);
-  void collect(Shape shape, size_t first);  // makes an object of the values from `first` on
-  Value container(size_t first, Shape shape);
+  void move(size_t first, Value to);        // the values from `first` on, to an object
+  void collect(Shape shape, size_t first);  // the same, to a new object
+  void extend(Shape shape, size_t first);   // the same, to the list or dict below them
   void text(uint64_t size);
   void long_integer(uint64_t size);
   void remember(uint64_t memo);

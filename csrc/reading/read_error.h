@@ -8,7 +8,7 @@ namespace pytracer::reading {
 
 class ReadError : public std::runtime_error {
  public:
-  enum class Kind {
+  enum class Kind {    // kKindNames in python/read.cpp has them in the same order
     truncated,       // the file ends too early
     damaged,         // the file breaks the format's rules
     refused,         // the file asks for something that a snapshot never holds

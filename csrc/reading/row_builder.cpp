@@ -63,45 +63,31 @@ RowBuilder::Row RowBuilder::row_kind(const Items& items) const noexcept {
 }
 
 Value RowBuilder::event(const Items& items) {
-  uint8_t action = ActionRows::kNone;
-  int64_t address = 0, size = 0, stream = 0, time = kNoTime;
-  uint32_t stack = 0, pool = 0, compile_context = 0, user_metadata = 0;
+  EventColumns& events = tables_.events;
+  events.add_row();
+  events.action.back() = ActionRows::kNone;
+  events.time.back() = kNoTime;
+  uint32_t& stack = events.stack.back();
   Value missing;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
-      case kAction: action = values_.action(value); break;
-      case kAddr: address = values_.integer(value, "an event's address", kAny); break;
-      case kDeviceFree: address = values_.integer(value, "an event's device_free", kBytes); break;
-      case kSize: size = values_.integer(value, "an event's size", kCount); break;
-      case kStream: stream = values_.integer(value, "an event's stream", kAny); break;
-      case kTimeUs: time = values_.integer(value, "an event's time_us", kTime); break;
+      case kAction: events.action.back() = values_.action(value); break;
+      case kAddr: events.address.back() = values_.integer(value, "an event's address", kAny); break;
+      case kDeviceFree: events.address.back() = values_.integer(value, "an event's device_free", kBytes); break;
+      case kSize: events.size.back() = values_.integer(value, "an event's size", kCount); break;
+      case kStream: events.stream.back() = values_.integer(value, "an event's stream", kAny); break;
+      case kTimeUs: events.time.back() = values_.integer(value, "an event's time_us", kTime); break;
       case kFrames: stack = values_.stack(value); break;
-      case kForwardFrames:
-      case kForwardExact:
-      case kForwardPhase:
-      case kAutogradNode: break;  // with_backward() reads them
-      case kPoolId: pool = values_.pool(value); break;
-      case kCompileContext:
-        compile_context = values_.text(value, "an event's compile_context");
-        break;
-      case kUserMetadata: user_metadata = values_.text(value, "an event's user_metadata"); break;
+      case kPoolId: events.pool.back() = values_.pool(value); break;
+      case kCompileContext: events.compile_context.back() = values_.text(value, "an event's compile_context"); break;
+      case kUserMetadata: events.user_metadata.back() = values_.text(value, "an event's user_metadata"); break;
       case kAllocation: missing = value; break;
-      default: note_unknown("event", items[i]);
+      default: note_unknown_in_row("event", items[i]);
     }
   }
   stack = with_backward(items, stack);
   if (!missing.is(Kind::none)) allocation(missing);
-  EventColumns& events = tables_.events;
-  events.action.push_back(action);
-  events.address.push_back(address);
-  events.size.push_back(size);
-  events.stream.push_back(stream);
-  events.time.push_back(time);
-  events.stack.push_back(stack);
-  events.pool.push_back(pool);
-  events.compile_context.push_back(compile_context);
-  events.user_metadata.push_back(user_metadata);
   return Value(Kind::event, events.action.size() - 1);
 }
 
@@ -110,26 +96,21 @@ void RowBuilder::allocation(Value dict) {
   if (!dict.is(Kind::object) || heap.shape(dict) != Shape::dict) wrong_type("an event's allocation");
   const Items& items = heap.items(dict);
   if (items.size() > kMostItems) wrong_type("an event's allocation");
-  int64_t birth_step = 0;
-  uint32_t stack = 0;
+  AllocationColumns& allocations = tables_.allocations;
+  allocations.add_row();
+  allocations.event.back() = static_cast<int64_t>(tables_.events.action.size()) - 1;
+  uint32_t& stack = allocations.stack.back();
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
       case kFrames: stack = values_.stack(value); break;
-      case kForwardFrames:
-      case kForwardExact:
-      case kForwardPhase:
-      case kAutogradNode: break;  // with_backward() reads them
       case kBirthStep:
-        birth_step = values_.integer(value, "an allocation's birth_step", kCount);
+        allocations.birth_step.back() = values_.integer(value, "an allocation's birth_step", kCount);
         break;
-      default: note_unknown("allocation", items[i]);
+      default: note_unknown_in_row("allocation", items[i]);
     }
   }
-  AllocationColumns& allocations = tables_.allocations;
-  allocations.event.push_back(static_cast<int64_t>(tables_.events.action.size()));
-  allocations.stack.push_back(with_backward(items, stack));
-  allocations.birth_step.push_back(birth_step);
+  stack = with_backward(items, stack);
   heap.resolve(dict, Value());
   heap.discard(dict);
 }
@@ -150,53 +131,36 @@ Value RowBuilder::frame(const Items& items) {
 }
 
 Value RowBuilder::block(const Items& items) {
-  int64_t address = -1, size = 0, requested = -1, owners = 0, birth_step = 0;
-  uint8_t state = kInactive;
-  uint32_t stack = 0, category = 0, rule = 0, owner = 0, holder = 0;
+  BlockColumns& blocks = tables_.blocks;
+  blocks.add_row();
+  int64_t& address = blocks.address.back();
+  int64_t& size = blocks.size.back();
+  int64_t& requested = blocks.requested.back();
+  address = requested = -1;
+  blocks.state.back() = kInactive;
+  uint32_t& stack = blocks.stack.back();
   Value history;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
-      case kAddress:
-        address = values_.integer(value, "a block's address", kBlockAddress);
-        break;
+      case kAddress: address = values_.integer(value, "a block's address", kBlockAddress); break;
       case kSize: size = values_.integer(value, "a block's size", kBytes); break;
-      case kRequestedSize:
-        requested = values_.integer(value, "a block's requested_size", kRequestedBytes);
-        break;
-      case kState: state = values_.block_state(value); break;
+      case kRequestedSize: requested = values_.integer(value, "a block's requested_size", kRequestedBytes); break;
+      case kState: blocks.state.back() = values_.block_state(value); break;
       case kFrames: stack = values_.stack(value); break;
-      case kForwardFrames:
-      case kForwardExact:
-      case kForwardPhase:
-      case kAutogradNode: break;  // with_backward() reads them
       case kHistory: history = value; break;
-      case kCategory: category = values_.text(value, "a block's category"); break;
-      case kCategoryRule: rule = values_.text(value, "a block's category_rule"); break;
-      case kOwner: owner = values_.text(value, "a block's owner"); break;
-      case kHolder: holder = values_.text(value, "a block's holder"); break;
-      case kOwners: owners = values_.integer(value, "a block's owners", kCount); break;
-      case kBirthStep:
-        birth_step = values_.integer(value, "a block's birth_step", kCount);
-        break;
-      default: note_unknown("block", items[i]);
+      case kCategory: blocks.category.back() = values_.text(value, "a block's category"); break;
+      case kCategoryRule: blocks.category_rule.back() = values_.text(value, "a block's category_rule"); break;
+      case kOwner: blocks.owner.back() = values_.text(value, "a block's owner"); break;
+      case kHolder: blocks.holder.back() = values_.text(value, "a block's holder"); break;
+      case kOwners: blocks.owners.back() = values_.integer(value, "a block's owners", kCount); break;
+      case kBirthStep: blocks.birth_step.back() = values_.integer(value, "a block's birth_step", kCount); break;
+      default: note_unknown_in_row("block", items[i]);
     }
   }
   read_history(history, requested, stack);
   stack = with_backward(items, stack);
-  BlockColumns& blocks = tables_.blocks;
-  blocks.segment.push_back(0);
-  blocks.address.push_back(address);
-  blocks.size.push_back(size);
-  blocks.requested.push_back(requested >= 0 ? requested : size);
-  blocks.state.push_back(state);
-  blocks.stack.push_back(stack);
-  blocks.category.push_back(category);
-  blocks.category_rule.push_back(rule);
-  blocks.owner.push_back(owner);
-  blocks.holder.push_back(holder);
-  blocks.owners.push_back(owners);
-  blocks.birth_step.push_back(birth_step);
+  if (requested < 0) requested = size;
   return Value(Kind::block, blocks.size.size() - 1);
 }
 
@@ -239,47 +203,35 @@ void RowBuilder::read_history(Value list, int64_t& requested, uint32_t& stack) {
 }
 
 Value RowBuilder::segment(const Items& items) {
-  int64_t device = 0, address = 0, size = 0, stream = 0;
-  uint32_t kind = 0, pool = 0, stack = 0;
-  bool is_expandable = false;
+  SegmentColumns& segments = tables_.segments;
+  segments.add_row();
+  int64_t& address = segments.address.back();
+  uint32_t& stack = segments.stack.back();
   Value block_list;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
-      case kDevice: device = values_.integer(value, "a segment's device", kDeviceIndex); break;
+      case kDevice: segments.device.back() = values_.integer(value, "a segment's device", kDeviceIndex); break;
       case kAddress: address = values_.integer(value, "a segment's address", kAny); break;
-      case kTotalSize: size = values_.integer(value, "a segment's total_size", kBytes); break;
-      case kStream: stream = values_.integer(value, "a segment's stream", kAny); break;
-      case kSegmentType: kind = values_.text(value, "a segment's segment_type"); break;
-      case kSegmentPoolId: pool = values_.pool(value); break;
-      case kIsExpandable: is_expandable = value.is(Kind::boolean) && value.number() != 0; break;
+      case kTotalSize: segments.size.back() = values_.integer(value, "a segment's total_size", kBytes); break;
+      case kStream: segments.stream.back() = values_.integer(value, "a segment's stream", kAny); break;
+      case kSegmentType: segments.kind.back() = values_.text(value, "a segment's segment_type"); break;
+      case kSegmentPoolId: segments.pool.back() = values_.pool(value); break;
+      case kIsExpandable: segments.is_expandable.back() = value.is(Kind::boolean) && value.number() != 0; break;
       case kFrames: stack = values_.stack(value); break;
-      case kForwardFrames:
-      case kForwardExact:
-      case kForwardPhase:
-      case kAutogradNode: break;  // with_backward() reads them
       case kBlocks: block_list = value; break;
       case kAllocatedSize:
       case kActiveSize:
       case kRequestedSize: break;  // these follow from the blocks
-      default: note_unknown("segment", items[i]);
+      default: note_unknown_in_row("segment", items[i]);
     }
   }
   stack = with_backward(items, stack);
   RowRange blocks = values_.rows(block_list, Kind::block, "a segment's blocks");
   if (blocks.begin == blocks.end) blocks = {claimed_blocks_, claimed_blocks_};
-  SegmentColumns& segments = tables_.segments;
-  const size_t number = segments.size.size();
+  const size_t number = segments.size.size() - 1;
   claim_blocks(blocks, number, address);
-  segments.device.push_back(device);
-  segments.address.push_back(address);
-  segments.size.push_back(size);
-  segments.stream.push_back(stream);
-  segments.first_block.push_back(static_cast<int64_t>(blocks.begin));
-  segments.kind.push_back(kind);
-  segments.pool.push_back(pool);
-  segments.stack.push_back(stack);
-  segments.is_expandable.push_back(is_expandable);
+  segments.first_block.back() = static_cast<int64_t>(blocks.begin);
   return Value(Kind::segment, number);
 }
 
@@ -295,6 +247,12 @@ void RowBuilder::claim_blocks(RowRange rows, size_t segment, int64_t address) {
     if (blocks.address[i] < 0) blocks.address[i] = next;
     if (__builtin_add_overflow(blocks.address[i], blocks.size[i], &next)) next = INT64_MAX;
   }
+}
+
+void RowBuilder::note_unknown_in_row(std::string_view row, Value key) {
+  constexpr uint64_t kOfBackward = bit(kForwardFrames) | bit(kForwardExact) | bit(kForwardPhase) | bit(kAutogradNode);
+  const uint32_t number = key_number(key);
+  if (number >= kKeys || (uint64_t{1} << number & kOfBackward) == 0) note_unknown(row, key);
 }
 
 void RowBuilder::note_unknown(std::string_view row, Value key) {

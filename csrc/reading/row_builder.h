@@ -42,10 +42,12 @@ class RowBuilder final : public Builder {
   Value frame(const Items& items);
   Value block(const Items& items);
   Value segment(const Items& items);
-  // What an event's key "allocation" says. The event is the next row.
+  // What an event's key "allocation" says. The event is the last row.
   void allocation(Value dict);
   // The stack with what the dict says of an autograd node.
   uint32_t with_backward(const Items& items, uint32_t stack);
+  // The same, but for the keys that with_backward() reads.
+  void note_unknown_in_row(std::string_view row, Value key);
   void read_history(Value list, int64_t& requested, uint32_t& stack);
   void claim_blocks(RowRange rows, size_t segment, int64_t address);
 

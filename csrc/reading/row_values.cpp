@@ -35,40 +35,40 @@ uint32_t RowValues::text(Value value, const char* what) const {
   return value.index();
 }
 
-uint32_t RowValues::stack(Value list) {
+// The row of an object, which intern() makes of its items unless the object has been resolved.
+template <class Intern>
+uint32_t RowValues::row(Value object, Kind kind, const char* what, Intern intern) {
   Heap& heap = tables_.heap;
-  if (list.is(Kind::none)) return 0;
-  if (!is_list(list)) wrong_type("a list of frames");
-  if (heap.is_resolved(list)) {
-    if (!heap.resolved(list).is(Kind::stack)) wrong_type("a list of frames");
-    return heap.resolved(list).index();
+  if (heap.is_resolved(object)) {
+    if (!heap.resolved(object).is(kind)) wrong_type(what);
+    return heap.resolved(object).index();
   }
-  const uint32_t row = tables_.stacks.intern(heap.items(list));
-  heap.resolve(list, Value(Kind::stack, row));
-  heap.discard(list);
+  const uint32_t row = intern(heap.items(object));
+  heap.resolve(object, Value(kind, row));
+  heap.discard(object);
   return row;
 }
 
+uint32_t RowValues::stack(Value list) {
+  if (list.is(Kind::none)) return 0;
+  if (!is_list(list)) wrong_type("a list of frames");
+  return row(list, Kind::stack, "a list of frames",
+             [&](const Heap::Items& items) { return tables_.stacks.intern(items); });
+}
+
 uint32_t RowValues::forward_stack(Value list) {
-  Heap& heap = tables_.heap;
   if (list.is(Kind::none)) return 0;
   if (!is_list(list)) wrong_type("forward_frames");
-  if (heap.is_resolved(list)) {
-    if (!heap.resolved(list).is(Kind::stack)) wrong_type("forward_frames");
-    return heap.resolved(list).index();
-  }
-  Heap::Items frames;
-  const Heap::Items& texts = heap.items(list);
-  for (size_t i = texts.size(); i-- > 0;) {
-    watch_.tick();
-    if (!texts[i].is(Kind::string)) wrong_type("forward_frames");
-    const Value frame = frame_of(texts[i].index());
-    if (frame.is(Kind::frame)) frames.push_back(frame);
-  }
-  const uint32_t row = tables_.stacks.intern(frames);
-  heap.resolve(list, Value(Kind::stack, row));
-  heap.discard(list);
-  return row;
+  return row(list, Kind::stack, "forward_frames", [&](const Heap::Items& texts) {
+    Heap::Items frames;
+    for (size_t i = texts.size(); i-- > 0;) {
+      watch_.tick();
+      if (!texts[i].is(Kind::string)) wrong_type("forward_frames");
+      const Value frame = frame_of(texts[i].index());
+      if (frame.is(Kind::frame)) frames.push_back(frame);
+    }
+    return tables_.stacks.intern(frames);
+  });
 }
 
 // `  File "NAME", line NUMBER, in FUNCTION`, and perhaps lines of source. Other texts, such as
@@ -101,20 +101,12 @@ Value RowValues::frame_of(uint32_t text) {
 }
 
 uint32_t RowValues::pool(Value pair) {
-  Heap& heap = tables_.heap;
   if (pair.is(Kind::none)) return 0;
-  if (!pair.is(Kind::object) || heap.shape(pair) == Shape::dict) wrong_type("a pool id");
-  if (heap.is_resolved(pair)) {
-    if (!heap.resolved(pair).is(Kind::pool)) wrong_type("a pool id");
-    return heap.resolved(pair).index();
-  }
-  const Heap::Items& items = heap.items(pair);
-  if (items.size() != 2) wrong_type("a pool id");
-  const uint32_t row =
-      tables_.pools.intern(integer(items[0], "a pool id", kAny), integer(items[1], "a pool id", kAny));
-  heap.resolve(pair, Value(Kind::pool, row));
-  heap.discard(pair);
-  return row;
+  if (!pair.is(Kind::object) || tables_.heap.shape(pair) == Shape::dict) wrong_type("a pool id");
+  return row(pair, Kind::pool, "a pool id", [&](const Heap::Items& items) {
+    if (items.size() != 2) wrong_type("a pool id");
+    return tables_.pools.intern(integer(items[0], "a pool id", kAny), integer(items[1], "a pool id", kAny));
+  });
 }
 
 uint8_t RowValues::action(Value value) {

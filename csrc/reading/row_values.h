@@ -42,6 +42,8 @@ class RowValues {
   RowRange rows(Value list, Kind kind, const char* what) const;
 
  private:
+  template <class Intern>
+  uint32_t row(Value object, Kind kind, const char* what, Intern intern);
   Value frame_of(uint32_t text);
 
   Tables& tables_;

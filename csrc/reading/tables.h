@@ -2,7 +2,8 @@
 //
 // 1. Rows are in the file's order. Texts, frames, stacks, pools and actions are kept once and
 //    referred to by number.
-// 2. The settings, the annotations and the `pytracer` key stay as values in the Heap.
+// 2. The orders of columns_of() are those in which Python gets the columns (reader.py).
+// 3. The settings, the annotations and the `pytracer` key stay as values in the Heap.
 #pragma once
 
 #include <set>
@@ -19,47 +20,54 @@ namespace pytracer::reading {
 
 constexpr int64_t kNoTime = -1;
 
-struct EventColumns {
+struct EventColumns : Table<EventColumns> {
   Column<uint8_t> action;
   Column<int64_t> address, size, stream, time;
   Column<uint32_t> stack, pool, compile_context, user_metadata;
 
-  uint64_t memory() const noexcept {
-    return memory_of(action, address, size, stream, time, stack, pool, compile_context,
-                     user_metadata);
+  template <class Self>
+  static auto columns_of(Self& self) {
+    return std::tie(self.action, self.address, self.size, self.stream, self.time, self.stack, self.pool,
+                    self.compile_context, self.user_metadata);
   }
 };
 
 // Of the allocations that the file lacks: those of blocks whose free it has.
-struct AllocationColumns {
+struct AllocationColumns : Table<AllocationColumns> {
   Column<int64_t> event;  // the free's row
   Column<uint32_t> stack;
   Column<int64_t> birth_step;
 
-  uint64_t memory() const noexcept { return memory_of(event, stack, birth_step); }
+  template <class Self>
+  static auto columns_of(Self& self) {
+    return std::tie(self.event, self.stack, self.birth_step);
+  }
 };
 
 enum BlockState : uint8_t { kInactive, kPendingFree, kAllocated, kNoState };
 
-struct BlockColumns {
+struct BlockColumns : Table<BlockColumns> {
   Column<int64_t> segment, address, size, requested;  // address -1: the file does not have it
   Column<uint8_t> state;  // enum BlockState
   Column<uint32_t> stack, category, category_rule, owner, holder;
   Column<int64_t> owners, birth_step;
 
-  uint64_t memory() const noexcept {
-    return memory_of(segment, address, size, requested, state, stack, category, category_rule,
-                     owner, holder, owners, birth_step);
+  template <class Self>
+  static auto columns_of(Self& self) {
+    return std::tie(self.segment, self.address, self.size, self.requested, self.state, self.stack, self.category,
+                    self.category_rule, self.owner, self.holder, self.owners, self.birth_step);
   }
 };
 
-struct SegmentColumns {
+struct SegmentColumns : Table<SegmentColumns> {
   Column<int64_t> device, address, size, stream, first_block;
   Column<uint32_t> kind, pool, stack;
   Column<bool> is_expandable;
 
-  uint64_t memory() const noexcept {
-    return memory_of(device, address, size, stream, first_block, kind, pool, stack, is_expandable);
+  template <class Self>
+  static auto columns_of(Self& self) {
+    return std::tie(self.device, self.address, self.size, self.stream, self.kind, self.pool, self.is_expandable,
+                    self.stack, self.first_block);
   }
 };
 

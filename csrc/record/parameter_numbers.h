@@ -8,7 +8,9 @@
 // 3. Bounded: kMost places, 20 bytes each, committed as they fill. Later ones get 0.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 
 #include "support/interner.h"
 #include "support/mix.h"
@@ -28,18 +30,36 @@ class ParameterNumbers {
 
   // Not in a hook. Once made, the instance is never destroyed, as the recorder. Throws Error (no
   // address space) or std::bad_alloc.
-  static void make();
-  static ParameterNumbers* instance() noexcept;  // null before make()
+  static void make() {
+    static ParameterNumbers* const made = new ParameterNumbers;
+    instance_.store(made, std::memory_order_release);
+  }
+  static ParameterNumbers* instance() noexcept {  // null before make()
+    return instance_.load(std::memory_order_acquire);
+  }
 
-  uint32_t number_of(uint64_t address, int32_t device) noexcept;
+  uint32_t number_of(uint64_t address, int32_t device) noexcept {
+    std::lock_guard lock(lock_);
+    const uint32_t known = places_.find(mix(address), [&](uint32_t number) {
+      return places_[number].address == address && places_[number].device == device;
+    });
+    return known != 0 || places_.is_full() ? known : places_.add({address, device, 0});
+  }
   // For a number that was given out before the view that is being written.
   const Place& place(uint32_t number) const noexcept { return places_[number]; }
-  uint32_t count() const noexcept;
+  uint32_t count() const noexcept {
+    std::lock_guard lock(lock_);
+    return places_.count();
+  }
 
-  void reset_after_fork() noexcept;  // allocates nothing
+  void reset_after_fork() noexcept {  // allocates nothing
+    places_.clear();
+    lock_.unlock();  // another thread may have been in number_of()
+  }
 
  private:
   ParameterNumbers() = default;
+  static inline std::atomic<ParameterNumbers*> instance_{nullptr};
   Interner<Place> places_{kMost};
   mutable SpinLock lock_;  // guards the above
 };

@@ -11,6 +11,15 @@ namespace pytracer {
 
 namespace {
 Recorder& g_recorder = Recorder::instance();  // found without a call, unlike instance()
+
+// withdraw() waits for the scope, so a log and the stack table that are read in it stay valid in it.
+template <class Use>
+void in_scope(Use use) noexcept {
+  ThreadSlot* slot = thread_slot();
+  if (slot == nullptr || !g_recorder.is_whole()) return;
+  HookScope scope(*slot);
+  use(*slot);
+}
 }  // namespace
 
 Recorder& Recorder::instance() noexcept {
@@ -146,29 +155,25 @@ void Recorder::stop_walking() noexcept {
 }
 
 void Recorder::code_destroyed(const void* code) noexcept {
-  ThreadSlot* slot = thread_slot();
-  if (slot == nullptr || !instance().is_whole()) return;
-  HookScope scope(*slot);  // withdraw() waits for the scope, so the table stays valid in it
-  StackTable* stacks = instance().stacks_.load(std::memory_order_acquire);
-  if (stacks != nullptr) stacks->code_destroyed(code);
+  in_scope([&](ThreadSlot&) {
+    StackTable* stacks = g_recorder.stacks_.load(std::memory_order_acquire);
+    if (stacks != nullptr) stacks->code_destroyed(code);
+  });
 }
 
 void Recorder::record_oom(const pytracer_event& oom, int64_t (*now)()) noexcept {
-  ThreadSlot* slot = thread_slot();
-  if (slot == nullptr || !instance().is_whole()) return;
-  HookScope scope(*slot);  // as above, for the log
-  DeviceLog* log = instance().log(oom.device);
-  if (log == nullptr) return;
-  const uint16_t own = slot->phase.load(std::memory_order_relaxed);
-  log->record_oom(oom, own != 0 ? own : Phases::process_phase(), now);
+  in_scope([&](ThreadSlot& slot) {
+    DeviceLog* log = g_recorder.log(oom.device);
+    const uint16_t own = slot.phase.load(std::memory_order_relaxed);
+    if (log != nullptr) log->record_oom(oom, own != 0 ? own : Phases::process_phase(), now);
+  });
 }
 
 void Recorder::note_use(int device, uint64_t address, TensorRole role) noexcept {
-  ThreadSlot* slot = thread_slot();
-  if (slot == nullptr || !instance().is_whole()) return;
-  HookScope scope(*slot);  // as above, for the log
-  DeviceLog* log = instance().log(device);
-  if (log != nullptr) log->note_use(address, role);
+  in_scope([&](ThreadSlot&) {
+    DeviceLog* log = g_recorder.log(device);
+    if (log != nullptr) log->note_use(address, role);
+  });
 }
 
 void Recorder::publish(DeviceLog& log) noexcept {

@@ -22,6 +22,8 @@ class StartBuilder {
 
   void build() {
     check();
+    // Blocks that are made later were created later than those of the start.
+    allocator_.blocks_made_ = start_.blocks;
     for (size_t i = 0; i < start_.segments; ++i) {
       if (!start_.is_expandable[i]) add_segment(i);
     }
@@ -114,9 +116,9 @@ class StartBuilder {
 
   // Adds the memory without pages between a part and the next one.
   void add_unmapped(Range& range, BlockPool& pool, int64_t stream, uint64_t end) {
-    Block* block = make_block(static_cast<uint64_t>(stream),
-                              range.segment->address + (range.end - range.address),
-                              end - range.end, pool, range.segment);
+    Block* block = allocator_.make_block(static_cast<uint64_t>(stream),
+                                         range.segment->address + (range.end - range.address),
+                                         end - range.end, pool, range.segment);
     block->is_mapped = false;
     if (range.last != nullptr) allocator_.link_after(block, range.last);
     pool.unmapped.insert(block);
@@ -138,8 +140,8 @@ class StartBuilder {
     BlockPool& pool = pool_of(i);
     Counts& counts = allocator_.counts_;
     for (size_t k = first_block_[i]; k < first_block_[i + 1]; ++k) {
-      Block* block = make_block(static_cast<uint64_t>(start_.stream[i]), address,
-                                static_cast<uint64_t>(start_.block_size_bytes[k]), pool, segment);
+      Block* block = allocator_.make_block(static_cast<uint64_t>(start_.stream[i]), address,
+                                           static_cast<uint64_t>(start_.block_size_bytes[k]), pool, segment);
       block->number = static_cast<uint64_t>(start_.block_order[k]);
       if (last != nullptr) allocator_.link_after(block, last);
       if (start_.block_number[k] >= 0) {
@@ -154,13 +156,6 @@ class StartBuilder {
     }
     allocator_.add_reserved(static_cast<uint64_t>(start_.size_bytes[i]));
     return last;
-  }
-
-  // Blocks that are made later were created later than those of the start.
-  Block* make_block(uint64_t stream, uint64_t address, uint64_t size, BlockPool& pool,
-                    Segment* segment) {
-    allocator_.blocks_made_ = std::max<uint64_t>(allocator_.blocks_made_, start_.blocks);
-    return allocator_.make_block(stream, address, size, pool, segment);
   }
 
   Allocator& allocator_;

@@ -133,7 +133,7 @@ class Box {
   bool allocate(uint64_t offset, uint64_t bytes) noexcept;
   int descriptor() const noexcept;
 
-  static constexpr size_t kPage = 4096, kPiece = 64 * 1024;
+  static constexpr size_t kPiece = 64 * 1024;
   static uint64_t ahead(BoxKind kind, uint64_t used) noexcept;
 
   const int slot_;  // of the descriptor

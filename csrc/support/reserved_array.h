@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <string>
 #include <type_traits>
 
@@ -32,22 +31,31 @@ class ReservedArray {
   static_assert(std::is_trivially_destructible_v<T>, "pages are dropped, not destroyed");
 
  public:
-  // Throws Error if there is not enough address space.
-  explicit ReservedArray(size_t capacity) : ReservedArray(capacity, BoxPart{}) {}
-  // In a box, if there is one and it has room.
-  ReservedArray(size_t capacity, const BoxPart& part) : ReservedArray(capacity, part, std::nothrow) {
-    if (!has_memory()) {
+  // In a box, if there is one and it has room. Throws Error if there is not enough address space.
+  explicit ReservedArray(size_t capacity, const BoxPart& part = {}) : bytes_(std::max<size_t>(capacity, 1) * sizeof(T)) {
+    if (part.box) place_ = part.box->take(part, bytes_, sizeof(T));
+    if (place_.memory != nullptr) {
+      box_ = part.box;
+      copy_ = &place_.entry->count;
+      data_ = reinterpret_cast<T*>(place_.memory);
+      return;
+    }
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
       throw Error("cannot reserve " + std::to_string(bytes_) + " bytes of address space: " +
                   std::strerror(errno));
     }
+    // Both may be refused: then memory is committed in larger pieces, and a fork copies the pages.
+    madvise(memory, bytes_, MADV_NOHUGEPAGE);
+    madvise(memory, bytes_, MADV_WIPEONFORK);
+    data_ = static_cast<T*>(memory);
+    backed_ = bytes_;
   }
-  // For hooks: without enough address space, the array has no memory and must not be used.
-  ReservedArray(size_t capacity, const std::nothrow_t&) noexcept
-      : ReservedArray(capacity, BoxPart{}, std::nothrow) {}
   ~ReservedArray() {
     if (box_) {
       box_->give_back(place_);
-    } else if (data_ != nullptr) {
+    } else {
       munmap(static_cast<void*>(data_), bytes_);
     }
   }
@@ -57,7 +65,6 @@ class ReservedArray {
   T& operator[](size_t index) noexcept { return data_[index]; }
   const T& operator[](size_t index) const noexcept { return data_[index]; }
   size_t capacity() const noexcept { return bytes_ / sizeof(T); }
-  bool has_memory() const noexcept { return data_ != nullptr; }
 
   uint64_t count(std::memory_order order = std::memory_order_relaxed) const noexcept {
     return count_.load(order);
@@ -94,25 +101,6 @@ class ReservedArray {
   }
 
  private:
-  ReservedArray(size_t capacity, const BoxPart& part, const std::nothrow_t&) noexcept
-      : bytes_((capacity > 0 ? capacity : 1) * sizeof(T)) {
-    if (part.box) place_ = part.box->take(part, bytes_, sizeof(T));
-    if (place_.memory != nullptr) {
-      box_ = part.box;
-      copy_ = &place_.entry->count;
-      data_ = reinterpret_cast<T*>(place_.memory);
-      return;
-    }
-    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return;
-    // Both may be refused: then memory is committed in larger pieces, and a fork copies the pages.
-    madvise(memory, bytes_, MADV_NOHUGEPAGE);
-    madvise(memory, bytes_, MADV_WIPEONFORK);
-    data_ = static_cast<T*>(memory);
-    backed_ = bytes_;
-  }
-
   size_t bytes_;
   T* data_ = nullptr;
   size_t backed_ = 0;  // bytes

@@ -5,12 +5,6 @@
 
 namespace pytracer {
 
-const char* const kCategoryNames[kCategories] = {
-    "unknown",         "parameter", "buffer",    "gradient",
-    "optimizer_state", "mixed",     "workspace", "activation"};
-const char* const kRuleNames[kRules] = {"no_owner", "too_new", "module", "optimizer",
-                                        "grad",     "several", "cublas", "saved_by_node"};
-
 namespace {
 
 constexpr auto by_place = [](const auto& a, const auto& b) {

@@ -19,7 +19,7 @@
 
 namespace pytracer {
 
-// The names are in owners.cpp, and in pytracer/owners/.
+// The names are below, and in pytracer/owners/.
 enum class Category : uint8_t {
   unknown,
   parameter,
@@ -45,8 +45,10 @@ enum class Rule : uint8_t {
 };
 constexpr uint8_t kRules = 8;
 
-extern const char* const kCategoryNames[kCategories];
-extern const char* const kRuleNames[kRules];
+inline constexpr const char* kCategoryNames[kCategories] = {
+    "unknown", "parameter", "buffer", "gradient", "optimizer_state", "mixed", "workspace", "activation"};
+inline constexpr const char* kRuleNames[kRules] = {
+    "no_owner", "too_new", "module", "optimizer", "grad", "several", "cublas", "saved_by_node"};
 
 struct Owner {
   uint64_t address;

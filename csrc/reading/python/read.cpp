@@ -50,35 +50,6 @@ py::slice to_slice(const RowRange& rows) {
   return py::slice(static_cast<py::ssize_t>(rows.begin), static_cast<py::ssize_t>(rows.end), 1);
 }
 
-py::tuple to_arrays(EventColumns& events) {
-  return py::make_tuple(to_array(events.action), to_array(events.address), to_array(events.size),
-                        to_array(events.stream), to_array(events.time), to_array(events.stack),
-                        to_array(events.pool), to_array(events.compile_context),
-                        to_array(events.user_metadata));
-}
-
-py::tuple to_arrays(AllocationColumns& allocations) {
-  return py::make_tuple(to_array(allocations.event), to_array(allocations.stack),
-                        to_array(allocations.birth_step));
-}
-
-py::tuple to_arrays(SegmentColumns& segments) {
-  return py::make_tuple(to_array(segments.device), to_array(segments.address),
-                        to_array(segments.size), to_array(segments.stream),
-                        to_array(segments.kind), to_array(segments.pool),
-                        to_array(segments.is_expandable), to_array(segments.stack),
-                        to_array(segments.first_block));
-}
-
-py::tuple to_arrays(BlockColumns& blocks) {
-  return py::make_tuple(to_array(blocks.segment), to_array(blocks.address), to_array(blocks.size),
-                        to_array(blocks.requested), to_array(blocks.state),
-                        to_array(blocks.stack), to_array(blocks.category),
-                        to_array(blocks.category_rule), to_array(blocks.owner),
-                        to_array(blocks.holder), to_array(blocks.owners),
-                        to_array(blocks.birth_step));
-}
-
 py::dict read(const py::object& file, const py::object& allowed_bytes,
               const py::handle& in_memory) {
   using namespace py::literals;
@@ -126,18 +97,9 @@ py::dict read(const py::object& file, const py::object& allowed_bytes,
   return result;
 }
 
-// The keys of _MESSAGES in pytracer/reading/reader.py.
-const char* kind_name(ReadError::Kind kind) {
-  switch (kind) {
-    case ReadError::Kind::truncated: return "truncated";
-    case ReadError::Kind::damaged: return "damaged";
-    case ReadError::Kind::refused: return "refused";
-    case ReadError::Kind::not_a_snapshot: return "not a snapshot";
-    case ReadError::Kind::not_a_pickle: return "not a pickle";
-    case ReadError::Kind::too_large: return "too large";
-  }
-  return "";
-}
+// The keys of _MESSAGES in pytracer/reading/reader.py, in the order of ReadError::Kind.
+constexpr const char* kKindNames[] = {
+    "truncated", "damaged", "refused", "not a snapshot", "not a pickle", "too large"};
 
 }  // namespace
 
@@ -148,7 +110,7 @@ void register_read(py::module_& m) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const ReadError& error) {
-      const py::tuple arguments = py::make_tuple(kind_name(error.kind), std::string(error.what()));
+      const py::tuple arguments = py::make_tuple(kKindNames[static_cast<size_t>(error.kind)], std::string(error.what()));
       PyErr_SetObject(read_error.ptr(), arguments.ptr());
     }
   });

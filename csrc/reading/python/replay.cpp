@@ -12,9 +12,6 @@ namespace pytracer::reading {
 
 namespace {
 
-template <class T>
-using Input = py::array_t<T, py::array::c_style>;
-
 AllocatorRules to_rules(const py::dict& values) {
   AllocatorRules rules;
   rules.has_pools = values["has_pools"].cast<bool>();
@@ -28,43 +25,23 @@ AllocatorRules to_rules(const py::dict& values) {
   return rules;
 }
 
-py::tuple to_arrays(Usage& usage) {
-  return py::make_tuple(to_array(usage.requested_bytes), to_array(usage.allocated_bytes),
-                        to_array(usage.active_bytes), to_array(usage.reserved_bytes),
-                        to_array(usage.inactive_split_bytes), to_array(usage.largest_free_bytes),
-                        to_array(usage.free_squares), to_array(usage.segments));
-}
-
-py::tuple to_arrays(Lifetimes& blocks) {
-  return py::make_tuple(to_array(blocks.address), to_array(blocks.size_bytes),
-                        to_array(blocks.requested_bytes), to_array(blocks.alloc_event),
-                        to_array(blocks.free_requested_event), to_array(blocks.free_event),
-                        to_array(blocks.is_sized), to_array(blocks.state_block));
-}
-
 py::tuple replay_arrays(const Input<uint8_t>& action, const Input<int64_t>& address,
                         const Input<int64_t>& size_bytes, const py::dict& state,
                         const py::dict& rules) {
-  const auto column = [&state](const char* name) { return state[name].cast<Input<int64_t>>(); };
-  const auto flags = [&state](const char* name) { return state[name].cast<Input<bool>>(); };
-  const auto segment_address = column("segment_address"), segment_size = column("segment_size");
-  const auto block_address = column("block_address"), block_size = column("block_size");
-  const auto requested = column("requested");
-  const auto is_expandable = flags("is_expandable"), is_pending = flags("is_pending");
-  const auto events = action.size(), segments = segment_address.size();
-  const auto blocks = block_address.size();
-  if (address.size() != events || size_bytes.size() != events || segment_size.size() != segments ||
-      is_expandable.size() != segments || block_size.size() != blocks ||
-      requested.size() != blocks || is_pending.size() != blocks) {
-    throw py::value_error("columns of different lengths");
-  }
-  const TraceView trace{static_cast<size_t>(events), action.data(), address.data(),
-                        size_bytes.data()};
-  const StateView final_state{
-      static_cast<size_t>(segments), segment_address.data(), segment_size.data(),
-      is_expandable.data(),          static_cast<size_t>(blocks),
-      block_address.data(),          block_size.data(),
-      requested.data(),              is_pending.data()};
+  TraceView trace{static_cast<size_t>(action.size()), action.data(), nullptr, nullptr};
+  StateView final_state{};
+  final_state.segments = py::len(state["segment_address"]);
+  final_state.blocks = py::len(state["block_address"]);
+  Inputs inputs;
+  inputs.add(trace.address, address, trace.size);
+  inputs.add(trace.size_bytes, size_bytes, trace.size);
+  inputs.add(final_state.segment_address, state["segment_address"], final_state.segments);
+  inputs.add(final_state.segment_size_bytes, state["segment_size"], final_state.segments);
+  inputs.add(final_state.is_expandable, state["is_expandable"], final_state.segments);
+  inputs.add(final_state.block_address, state["block_address"], final_state.blocks);
+  inputs.add(final_state.block_size_bytes, state["block_size"], final_state.blocks);
+  inputs.add(final_state.requested_bytes, state["requested"], final_state.blocks);
+  inputs.add(final_state.is_pending, state["is_pending"], final_state.blocks);
   const AllocatorRules allocator_rules = to_rules(rules);
   const GilScope scope;
   PythonWatch watch(scope);

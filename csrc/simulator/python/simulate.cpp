@@ -15,9 +15,6 @@ namespace pytracer::reading {
 
 namespace {
 
-template <class T>
-using Input = py::array_t<T, py::array::c_style>;
-
 simulator::Rules to_simulators_rules(const py::dict& values) {
   simulator::Rules rules;
   const auto set = [&values](auto& field, const char* name) {
@@ -58,74 +55,45 @@ simulator::Rules to_simulators_rules(const py::dict& values) {
   return rules;
 }
 
-// The columns of a start, which it refers to.
-struct StartColumns {
-  Input<int64_t> address, range_address, size_bytes, stream, pool, order;
-  Input<bool> is_small, is_expandable;
-  Input<int64_t> block_segment, block_size_bytes, block_number, block_order;
-
-  explicit StartColumns(const py::dict& values) {
-    const auto set = [&values](auto& column, const char* name, const char* like) {
-      column = values[name].cast<std::decay_t<decltype(column)>>();
-      const auto count = static_cast<size_t>(column.size());
-      if (count != py::len(values[like])) throw py::value_error("columns of different lengths");
-    };
-    set(address, "address", "address");
-    set(range_address, "range_address", "address");
-    set(size_bytes, "size_bytes", "address");
-    set(stream, "stream", "address");
-    set(pool, "pool", "address");
-    set(order, "order", "address");
-    set(is_small, "is_small", "address");
-    set(is_expandable, "is_expandable", "address");
-    set(block_segment, "block_segment", "block_segment");
-    set(block_size_bytes, "block_size_bytes", "block_segment");
-    set(block_number, "block_number", "block_segment");
-    set(block_order, "block_order", "block_segment");
-  }
-
-  simulator::Start view() const {
-    return {static_cast<size_t>(address.size()),
-            address.data(),
-            range_address.data(),
-            size_bytes.data(),
-            stream.data(),
-            pool.data(),
-            order.data(),
-            is_small.data(),
-            is_expandable.data(),
-            static_cast<size_t>(block_segment.size()),
-            block_segment.data(),
-            block_size_bytes.data(),
-            block_number.data(),
-            block_order.data()};
-  }
-};
+simulator::Start to_start(const py::dict& values, Inputs& inputs) {
+  simulator::Start start;
+  start.segments = py::len(values["address"]);
+  start.blocks = py::len(values["block_segment"]);
+  inputs.add(start.address, values["address"], start.segments);
+  inputs.add(start.range_address, values["range_address"], start.segments);
+  inputs.add(start.size_bytes, values["size_bytes"], start.segments);
+  inputs.add(start.stream, values["stream"], start.segments);
+  inputs.add(start.pool, values["pool"], start.segments);
+  inputs.add(start.order, values["order"], start.segments);
+  inputs.add(start.is_small, values["is_small"], start.segments);
+  inputs.add(start.is_expandable, values["is_expandable"], start.segments);
+  inputs.add(start.block_segment, values["block_segment"], start.blocks);
+  inputs.add(start.block_size_bytes, values["block_size_bytes"], start.blocks);
+  inputs.add(start.block_number, values["block_number"], start.blocks);
+  inputs.add(start.block_order, values["block_order"], start.blocks);
+  return start;
+}
 
 py::dict simulate_arrays(const Input<uint8_t>& kind, const Input<int64_t>& block,
                          const Input<int64_t>& size_bytes, const Input<int64_t>& stream,
                          const Input<int64_t>& pool, const py::dict& rules, bool with_curve,
                          bool with_calls, bool continues, const std::optional<py::dict>& start) {
   using namespace py::literals;
-  const auto length = kind.size();
-  if (block.size() != length || size_bytes.size() != length || stream.size() != length ||
-      pool.size() != length) {
-    throw py::value_error("columns of different lengths");
-  }
-  const simulator::Requests requests{static_cast<size_t>(length), kind.data(),   block.data(),
-                                     size_bytes.data(),           stream.data(), pool.data()};
+  Inputs inputs;
+  simulator::Requests requests{};
+  requests.size = static_cast<size_t>(kind.size());
+  requests.kind = kind.data();
+  inputs.add(requests.block, block, requests.size);
+  inputs.add(requests.size_bytes, size_bytes, requests.size);
+  inputs.add(requests.stream, stream, requests.size);
+  inputs.add(requests.pool, pool, requests.size);
   const simulator::Rules its_rules = to_simulators_rules(rules);
   const simulator::Options options{with_curve, with_calls, continues};
-  const std::optional<StartColumns> its_start =
-      start ? std::optional<StartColumns>(*start) : std::nullopt;
-  const simulator::Start view = its_start ? its_start->view() : simulator::Start{};
+  const simulator::Start its_start = start ? to_start(*start, inputs) : simulator::Start{};
   const GilScope scope;
   PythonWatch watch(scope);
   simulator::Simulated result = outside_gil(
-      [&] {
-        return simulator::simulate(requests, its_rules, options, watch,
-                                   its_start ? &view : nullptr);
-      });
+      [&] { return simulator::simulate(requests, its_rules, options, watch, start ? &its_start : nullptr); });
   const simulator::Counts& counts = result.counts;
   py::dict values("peak_reserved_bytes"_a = counts.peak_reserved_bytes,
                   "allocated_at_peak_bytes"_a = result.allocated_at_peak_bytes,

@@ -1,4 +1,3 @@
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -11,8 +10,6 @@
 #include "python/collector.h"
 #include "python/registers.h"
 #include "record/code_watch.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 

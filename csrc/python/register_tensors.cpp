@@ -1,4 +1,3 @@
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -12,8 +11,6 @@
 #include "record/recorder.h"
 #include "tensors/kept.h"
 #include "tensors/model_copy.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 

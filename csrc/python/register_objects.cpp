@@ -52,7 +52,6 @@ py::list live_references(const py::args& kinds) {
 // Who holds each of `objects`, as in holders/search.h. Nobody else may refer to the list.
 std::vector<std::string> holders_of(const py::list& objects, const std::vector<std::string>& hidden,
                                     const std::vector<std::string>& unnamed, double seconds) {
-  if (!kVariablesAreKnown) return std::vector<std::string>(objects.size());
   std::vector<PyObject*> targets;
   for (const py::handle& each : objects) targets.push_back(each.ptr());
   const NoCollection guard;

@@ -115,32 +115,25 @@ py::list frames_of(Session& session, int64_t stack) {
 }
 
 py::dict stats_of(Session& session) {
+  using namespace py::literals;
   const Session::Stats stats = outside_gil([&] { return session.stats(); });
   py::list devices;
   for (const Session::DeviceStats& device : stats.devices) {
-    using namespace py::literals;
     devices.append(py::dict(
         "device"_a = device.device, "recorded"_a = device.recorded, "held"_a = device.held,
         "overwritten"_a = device.overwritten, "unknown_frees"_a = device.counts.unknown_frees,
         "ring_bytes"_a = device.ring_bytes, "max_ring_bytes"_a = device.max_ring_bytes,
         "live_blocks"_a = device.live_blocks, "live_block_bytes"_a = device.live_block_bytes,
         "live_dropped"_a = device.counts.live_dropped,
-        "labels_dropped"_a = device.counts.labels_dropped,
-        "live_table_bytes"_a = device.live_table_bytes,
+        "labels_dropped"_a = device.counts.labels_dropped, "live_table_bytes"_a = device.live_table_bytes,
         "max_live_table_bytes"_a = device.max_live_table_bytes));
   }
-  py::dict stacks;
-  stacks["stacks"] = stats.stacks.stacks;
-  stacks["frames"] = stats.stacks.frames;
-  stacks["codes"] = stats.stacks.codes;
-  stacks["truncated"] = stats.stacks.truncated;
-  stacks["dropped"] = stats.stacks.dropped;
-  stacks["bytes"] = stats.stacks.bytes;
-  stacks["max_bytes"] = stats.stacks.max_bytes;
-  py::dict result;
-  result["devices"] = devices;
-  result["stacks"] = stacks;
-  return result;
+  const StackTable::Stats& stacks = stats.stacks;
+  return py::dict("devices"_a = devices,
+                  "stacks"_a = py::dict("stacks"_a = stacks.stacks, "frames"_a = stacks.frames,
+                                        "codes"_a = stacks.codes, "truncated"_a = stacks.truncated,
+                                        "dropped"_a = stacks.dropped, "bytes"_a = stacks.bytes,
+                                        "max_bytes"_a = stacks.max_bytes));
 }
 
 }  // namespace

@@ -82,6 +82,7 @@ std::string encode_items(const py::handle& dict) {
 // first. `file_names`: for a file, the name that it gets.
 SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices,
                              const py::dict& generated_code, const py::dict& file_names) {
+  if (!Recorder::instance().is_whole()) throw Error("this process was cloned from the one that recorded");
   SnapshotExtras extras{encode_items(metadata)};
   for (const auto& item : devices) {
     extras.device_items[item.first.cast<int>()] = encode_items(item.second);
@@ -98,10 +99,6 @@ SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices,
     extras.file_names[item.first.cast<std::string>()] = item.second.cast<std::string>();
   }
   return extras;
-}
-
-void check_process() {
-  if (!Recorder::instance().is_whole()) throw Error("this process was cloned from the one that recorded");
 }
 
 // The lines that frames of stacks have in these files, or in any file whose name is UTF-8; at most
@@ -132,12 +129,9 @@ void register_view(py::module_& core) {
   py::class_<View>(core, "View")
       .def(
           "write",
-          [](const View& view, int file, const py::bytes& path, const py::dict& metadata,
-             const py::dict& devices, const py::dict& generated_code,
-             const py::dict& file_names) {
-            check_process();
-            const SnapshotExtras extras =
-                encode_extras(metadata, devices, generated_code, file_names);
+          [](const View& view, int file, const py::bytes& path, const py::dict& metadata, const py::dict& devices,
+             const py::dict& generated_code, const py::dict& file_names) {
+            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code, file_names);
             std::string name = path;
             OutsideGil outside;
             FileSink sink(file, std::move(name));
@@ -147,20 +141,15 @@ void register_view(py::module_& core) {
           py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
       .def(
           "to_bytes",
-          [](const View& view, const py::dict& metadata, const py::dict& devices,
-             const py::dict& generated_code, const py::dict& file_names) {
-            check_process();
-            const SnapshotExtras extras =
-                encode_extras(metadata, devices, generated_code, file_names);
+          [](const View& view, const py::dict& metadata, const py::dict& devices, const py::dict& generated_code,
+             const py::dict& file_names) {
+            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code, file_names);
             MemorySink sink;
-            {
-              OutsideGil outside;
-              write_snapshot(view, extras, sink);
-            }
+            outside_gil([&] { write_snapshot(view, extras, sink); });
             return py::bytes(sink.bytes);
           },
-          py::arg("metadata"), py::arg("devices"),
-          py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
+          py::arg("metadata"), py::arg("devices"), py::arg("generated_code") = py::dict(),
+          py::arg("file_names") = py::dict())
       .def(
           "keep_last_entries",
           [](View& view, uint64_t most) { outside_gil([&] { keep_last_entries(view, most); }); },

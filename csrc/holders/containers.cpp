@@ -22,14 +22,6 @@ Py_ssize_t count_in(PyObject* value) {
   return std::max<Py_ssize_t>(count, 0);
 }
 
-PyObject* own_value(PyObject* object, const char* name) {
-  PyObject* const attributes = PyObject_GenericGetDict(object, nullptr);
-  PyObject* const found = attributes != nullptr ? PyDict_GetItemString(attributes, name) : nullptr;
-  Py_XDECREF(attributes);  // the object keeps it
-  PyErr_Clear();
-  return found;
-}
-
 Py_ssize_t bound_of_deque(PyObject* deque) {
   PyObject* const most = PyObject_GetAttrString(deque, "maxlen");
   const Py_ssize_t bound = count_in(most);
@@ -42,7 +34,7 @@ Py_ssize_t bound_of_deque(PyObject* deque) {
 // bound in the closure of `cache_parameters`, and its items in the only dict that is not its own.
 BoundedContainer of_cache(PyObject* cache) {
   BoundedContainer found{cache, 0, 0};
-  PyObject* const parameters = own_value(cache, "cache_parameters");
+  PyObject* const parameters = own_attribute(cache, "cache_parameters");
   if (parameters == nullptr || !PyFunction_Check(parameters)) return found;
   PyObject* const closure = PyFunction_GET_CLOSURE(parameters);
   for (Py_ssize_t i = 0; closure != nullptr && i < PyTuple_GET_SIZE(closure); ++i) {
@@ -98,8 +90,8 @@ std::vector<BoundedContainer> bounded_containers(PyObject* objects, bool only_li
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
     PyObject* const object = PyList_GET_ITEM(objects, i);
     if (is_a(object, queue)) {
-      PyObject* const items = own_value(object, "queue");
-      if (items != nullptr) of_queues[items] = count_in(own_value(object, "maxsize"));
+      PyObject* const items = own_attribute(object, "queue");
+      if (items != nullptr) of_queues[items] = count_in(own_attribute(object, "maxsize"));
     } else if (PyList_CheckExact(object) || is_a(object, deque) || is_a(object, cache)) {
       candidates.push_back(object);
     }

@@ -148,6 +148,14 @@ PyObject* variable_of_module(const char* module, const char* name) {
              : nullptr;
 }
 
+PyObject* own_attribute(PyObject* object, const char* name) {
+  PyObject* const attributes = PyObject_GenericGetDict(object, nullptr);
+  PyObject* const found = attributes != nullptr ? PyDict_GetItemString(attributes, name) : nullptr;
+  Py_XDECREF(attributes);  // the object keeps it
+  PyErr_Clear();
+  return found;
+}
+
 std::string context_variable(PyObject* context, PyObject* value) {
   std::string found = "a value";
   PyObject* const items = PyObject_CallMethod(context, "items", nullptr);

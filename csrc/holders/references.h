@@ -35,6 +35,9 @@ std::string module_name(PyObject* variables);
 // The variable of a module that was imported; null: it was not, or has none. Borrowed.
 PyObject* variable_of_module(const char* module, const char* name);
 
+// An attribute in the dict of an object, borrowed; null: there is none. No code of the program runs.
+PyObject* own_attribute(PyObject* object, const char* name);
+
 // The name of the variable that has a value in a context of contextvars; "a value": none has.
 std::string context_variable(PyObject* context, PyObject* value);
 

@@ -62,17 +62,11 @@ class Search {
     for (PyObject* each : targets_) {
       const size_t target = numbers_.at(each);
       if (texts.size() % kTextInterval == 0) is_over_ = is_over_ || clock_.seconds() > bounds_.seconds;
-      if (is_over_) {
-        texts.emplace_back();
-      } else if (nodes_[target].distance < kFar) {
-        texts.push_back(path_to(target));
-      } else {
-        texts.push_back(cycle_of(target));
-        bool may_be_value = false;
-        if (texts.back().empty() && is_unheld(target, may_be_value)) {
-          texts.back() = may_be_value ? kTemporary : kOnlyNative;
-        }
-      }
+      std::string& text = texts.emplace_back();
+      if (is_over_) continue;
+      text = nodes_[target].distance < kFar ? path_to(target) : cycle_of(target);
+      bool may_be_value = false;
+      if (text.empty() && is_unheld(target, may_be_value)) text = may_be_value ? kTemporary : kOnlyNative;
     }
     FoundHolders found{std::move(texts), !is_late_ && !is_over_};
     for (const size_t each : opaque_) {
@@ -143,8 +137,8 @@ class Search {
     if (pass_ > whole) return;
     if (pass_ == whole) ++nodes_[place->second].references;
     if (asked_ == list_) return;
-    if (is_running_generator(asked_)) {
-      nodes_[place->second].is_cut = true;  // its function may be hidden
+    if ((PyGen_CheckExact(asked_) || PyCoro_CheckExact(asked_)) && is_executing(asked_)) {
+      nodes_[place->second].is_cut = true;  // its variables are roots, and its function may be hidden
       return;
     }
     note_holder(place->second);
@@ -211,11 +205,6 @@ class Search {
     const bool counts = !PyDict_CheckExact(asked_) && !PyTraceBack_Check(asked_);
     asked_number_ = add(asked_, nodes_[number].depth + counts);
     nodes_[number].holders.push_back(asked_number_);
-  }
-
-  // The variables of a running generator are roots.
-  static bool is_running_generator(PyObject* object) {
-    return (PyGen_CheckExact(object) || PyCoro_CheckExact(object)) && is_executing(object);
   }
 
   // Sets the distances from roots.
@@ -387,6 +376,7 @@ class Search {
 FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
                           PyObject* frames, PyObject* exceptions, const Folders& folders,
                           const SearchBounds& bounds) {
+  if (!kVariablesAreKnown) return {std::vector<std::string>(targets.size()), true};
   return Search(targets, list, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 

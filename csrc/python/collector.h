@@ -1,11 +1,9 @@
 // All objects of Python's collector, for a look within one call that keeps the GIL.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "python/registers.h"
 
 namespace pytracer {
-
-namespace py = pybind11;
 
 // Before CPython 3.12, making a list may start the collector, which runs finalizers of the program.
 class NoCollection {

@@ -1,4 +1,3 @@
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -11,8 +10,6 @@
 #include "python/collector.h"
 #include "python/registers.h"
 #include "record/code_watch.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 
@@ -55,7 +52,6 @@ py::list live_references(const py::args& kinds) {
 // Who holds each of `objects`, as in holders/search.h. Nobody else may refer to the list.
 std::vector<std::string> holders_of(const py::list& objects, const std::vector<std::string>& hidden,
                                     const std::vector<std::string>& unnamed, double seconds) {
-  if (!kVariablesAreKnown) return std::vector<std::string>(objects.size());
   std::vector<PyObject*> targets;
   for (const py::handle& each : objects) targets.push_back(each.ptr());
   const NoCollection guard;

@@ -1,4 +1,3 @@
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -12,8 +11,6 @@
 #include "record/recorder.h"
 #include "session/registry.h"
 #include "view/owners.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 

@@ -1,5 +1,4 @@
 #include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -11,10 +10,9 @@
 
 #include "support/python/gil.h"
 #include "python/registers.h"
+#include "restore/restored_view.h"
 #include "session/session.h"
 #include "view/events.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 
@@ -117,32 +115,25 @@ py::list frames_of(Session& session, int64_t stack) {
 }
 
 py::dict stats_of(Session& session) {
+  using namespace py::literals;
   const Session::Stats stats = outside_gil([&] { return session.stats(); });
   py::list devices;
   for (const Session::DeviceStats& device : stats.devices) {
-    using namespace py::literals;
     devices.append(py::dict(
         "device"_a = device.device, "recorded"_a = device.recorded, "held"_a = device.held,
         "overwritten"_a = device.overwritten, "unknown_frees"_a = device.counts.unknown_frees,
         "ring_bytes"_a = device.ring_bytes, "max_ring_bytes"_a = device.max_ring_bytes,
         "live_blocks"_a = device.live_blocks, "live_block_bytes"_a = device.live_block_bytes,
         "live_dropped"_a = device.counts.live_dropped,
-        "labels_dropped"_a = device.counts.labels_dropped,
-        "live_table_bytes"_a = device.live_table_bytes,
+        "labels_dropped"_a = device.counts.labels_dropped, "live_table_bytes"_a = device.live_table_bytes,
         "max_live_table_bytes"_a = device.max_live_table_bytes));
   }
-  py::dict stacks;
-  stacks["stacks"] = stats.stacks.stacks;
-  stacks["frames"] = stats.stacks.frames;
-  stacks["codes"] = stats.stacks.codes;
-  stacks["truncated"] = stats.stacks.truncated;
-  stacks["dropped"] = stats.stacks.dropped;
-  stacks["bytes"] = stats.stacks.bytes;
-  stacks["max_bytes"] = stats.stacks.max_bytes;
-  py::dict result;
-  result["devices"] = devices;
-  result["stacks"] = stacks;
-  return result;
+  const StackTable::Stats& stacks = stats.stacks;
+  return py::dict("devices"_a = devices,
+                  "stacks"_a = py::dict("stacks"_a = stacks.stacks, "frames"_a = stacks.frames,
+                                        "codes"_a = stacks.codes, "truncated"_a = stacks.truncated,
+                                        "dropped"_a = stacks.dropped, "bytes"_a = stacks.bytes,
+                                        "max_bytes"_a = stacks.max_bytes));
 }
 
 }  // namespace
@@ -198,6 +189,41 @@ void register_session(py::module_& core) {
       .def("stats", &stats_of)
       .def_property_readonly("recording", &Session::recording)
       .def_property_readonly("is_ours", &Session::is_ours);
+  core.def("open_box", [](int file) { outside_gil([&] { Registry::instance().open_box(file); }); },
+           py::arg("file"));
+  core.def(
+      "describe_box",
+      [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); },
+      py::arg("text"));
+  core.def("box_was_lost", &Box::was_lost);
+  core.attr("MAX_DESCRIPTION") = BoxNotes::kMaxDescription;
+  py::class_<BoxReader>(core, "Box")
+      .def(py::init<int>(), py::arg("file"))
+      .def_property_readonly("description", [](const BoxReader& box) { return py::bytes(description_of(box)); })
+      .def_property_readonly("is_cut", &BoxReader::is_cut)
+      .def_property_readonly("last_step", &last_step)
+      .def_property_readonly("devices",
+                             [](const BoxReader& box) {
+                               using namespace py::literals;
+                               py::list devices;
+                               for (const DeviceNow& now : devices_now(box)) {
+                                 devices.append(py::dict("device"_a = now.device, "recorded"_a = now.recorded,
+                                                         "allocated_bytes"_a = now.allocated_bytes,
+                                                         "peak_bytes"_a = now.peak_bytes,
+                                                         "reserved_bytes"_a = now.reserved_bytes));
+                               }
+                               return devices;
+                             })
+      .def(
+          "view",
+          [](const BoxReader& box, uint32_t stack_depth, uint8_t context, bool forward_stacks,
+             bool is_same_boot) {
+            return outside_gil([&] {
+              return restored_view(
+                  box, {stack_depth, static_cast<Context>(context), forward_stacks, is_same_boot});
+            });
+          },
+          py::arg("stack_depth"), py::arg("context"), py::arg("forward_stacks"), py::arg("is_same_boot"));
 }
 
 }  // namespace pytracer

@@ -1,4 +1,3 @@
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -7,13 +6,12 @@
 #include <tuple>
 #include <vector>
 
+#include "holders/references.h"
 #include "python/collector.h"
 #include "python/registers.h"
 #include "record/recorder.h"
 #include "tensors/kept.h"
 #include "tensors/model_copy.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 
@@ -62,19 +60,13 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
                       double graph_seconds, size_t tensors, size_t looked, bool has_hidden, double seconds,
                       const std::vector<std::string>& hidden,
                       const std::vector<std::string>& unnamed, const py::list& roots) {
-  KeptOptions options{};
+  KeptOptions options{{}, devices, false, {nodes, graph_seconds}, tensors, looked, has_hidden, {seconds},
+                      {hidden, unnamed}, {}};
   for (const py::handle& each : owned) {
     const auto owner = py::reinterpret_borrow<py::tuple>(each);
     const auto address = owner[0].cast<uint64_t>();
     options.owned[{owner[2].cast<int>(), address}] = address + owner[1].cast<uint64_t>();
   }
-  options.devices = devices;
-  options.graphs = {nodes, graph_seconds};
-  options.tensors = tensors;
-  options.looked = looked;
-  options.has_hidden = has_hidden;
-  options.search.seconds = seconds;
-  options.folders = {hidden, unnamed};
   for (const py::handle& each : roots) options.roots.push_back(each.ptr());
   TensorReader reader(torch);
   Kept kept;
@@ -86,19 +78,13 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
     kept = read_kept(reader, torch, checkpoint, std::move(options), all.ptr(), threads.frames.ptr(),
                      threads.exceptions.ptr());
   }
-  py::list saved, graphs, holders;
+  py::list saved;
   for (const Graphs::Saved& each : kept.saved) {
     saved.append(py::make_tuple(each.memory.begin, each.memory.storage_size, each.memory.device, each.name));
   }
-  for (const auto& [begin, tensor] : kept.graphs) {
-    graphs.append(py::make_tuple(py::make_tuple(begin.first, begin.second), tensor));
-  }
-  py::dict found;
-  for (const auto& [begin, text] : kept.holders) {
-    found[py::make_tuple(begin.first, begin.second)] = py::str(text);
-  }
+  const std::vector<std::pair<StorageBegin, uintptr_t>> graphs(kept.graphs.begin(), kept.graphs.end());
   using namespace py::literals;
-  return py::dict("saved"_a = saved, "graphs"_a = graphs, "later"_a = kept.later, "holders"_a = found,
+  return py::dict("saved"_a = saved, "graphs"_a = graphs, "later"_a = kept.later, "holders"_a = kept.holders,
                   "tensors"_a = kept.tensors, "roots"_a = kept.roots, "unsearched"_a = kept.unsearched,
                   "has_all"_a = kept.has_all, "has_all_graphs"_a = kept.has_all_graphs,
                   "unread"_a = kept.unread, "futures"_a = kept.futures,

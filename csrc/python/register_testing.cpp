@@ -1,5 +1,3 @@
-#include <pybind11/pybind11.h>
-
 #include <chrono>
 #include <cstdint>
 
@@ -7,8 +5,6 @@
 #include "record/clock.h"
 #include "record/recorder.h"
 #include "support/error.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 

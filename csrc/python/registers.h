@@ -5,17 +5,14 @@
 
 namespace pytracer {
 
-void register_boxes(pybind11::module_& core);
-void register_errors();
-void register_objects(pybind11::module_& core);
-void register_tensors(pybind11::module_& core);
-void register_owners(pybind11::module_& core);
-void register_view(pybind11::module_& core);
-void register_session(pybind11::module_& core);
-void register_phases(pybind11::module_& core);
-void register_hooks(pybind11::module_& core);
-void register_signals(pybind11::module_& core);
-void register_walking(pybind11::module_& core);
-void register_testing(pybind11::module_& core);
+namespace py = pybind11;
+
+void register_objects(py::module_& core);
+void register_tensors(py::module_& core);
+void register_owners(py::module_& core);
+void register_view(py::module_& core);
+void register_session(py::module_& core);
+void register_recorder(py::module_& core);
+void register_testing(py::module_& core);
 
 }  // namespace pytracer

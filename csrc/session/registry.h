@@ -7,7 +7,7 @@
 //    no hook uses them any more. A view that still needs them shares them.
 // 4. No lock is held across a fork: functions that other libraries have registered for the fork may
 //    call a session, or wait for a thread that does.
-// 5. A forked child starts off and empty (session/fork.cpp), and can be traced anew. The parent's
+// 5. A forked child starts off and empty (after_fork_in_child()), and can be traced anew. The parent's
 //    sessions are inert there: their process number is not the child's.
 #pragma once
 
@@ -103,7 +103,7 @@ class Registry {
   Registry();
   void resize_ring(DeviceLog& log, uint32_t max_entries);
   void note_clocks() noexcept;
-  static void after_fork_in_child() noexcept;  // session/fork.cpp
+  static void after_fork_in_child() noexcept;
 
   Recorder& recorder_ = Recorder::instance();
   std::mutex control_;  // guards all below

@@ -23,8 +23,7 @@ void SnapshotWriter::write_metadata() {
   out_.string("phases");
   out_.dict();
   write_item("names_dropped", view_.phases.names_dropped);
-  out_.string("complete");
-  out_.boolean(view_.phases.complete);
+  write_item("complete", view_.phases.complete);
   out_.set_items();
   if (view_.owners) {
     out_.string("tensors");
@@ -33,8 +32,7 @@ void SnapshotWriter::write_metadata() {
     write_item("unread", view_.owners->missing().tensors);
     write_item("unread_gradients", view_.owners->missing().gradients);
     write_item("unsearched", view_.owners->missing().holders);
-    out_.string("all_modules_found");
-    out_.boolean(!view_.owners->missing().modules);
+    write_item("all_modules_found", !view_.owners->missing().modules);
     out_.set_items();
   }
   out_.set_items();
@@ -42,12 +40,10 @@ void SnapshotWriter::write_metadata() {
 
 void SnapshotWriter::write_device(const DeviceView& device, const WrittenTrace& written) {
   out_.dict();
-  write_item("index", static_cast<uint64_t>(file_index(device.device)));
-  out_.string("is_cpu");
-  out_.boolean(device.is_cpu());
+  write_item("index", file_index(device.device));
+  write_item("is_cpu", device.is_cpu());
   if (device.is_host()) {
-    out_.string("is_host");
-    out_.boolean(true);
+    write_item("is_host", true);
   }
   write_item("recorded", device.capture.end - device.begin - written.hidden);
   write_item("overwritten", device.overwritten() + written.lost);
@@ -112,11 +108,6 @@ void SnapshotWriter::write_statistics(int device) {
     }
     out_.set_items();
   }
-}
-
-void SnapshotWriter::write_item(const char* name, uint64_t value) {
-  out_.string(name);
-  out_.integer(static_cast<int64_t>(value));
 }
 
 uint64_t SnapshotWriter::reserved_bytes(int device) const {

@@ -78,6 +78,14 @@ class PickleWriter {
     }
   }
 
+  // Writes an object the first time and recalls it from then on. `memo` is 0 before the first time.
+  template <class Write>
+  void once(Memo& memo, const Write& write) {
+    if (memo != 0) return recall(memo);
+    write();
+    memo = remember();
+  }
+
   // A string that is written in full the first time and recalled in two bytes from then on: the key
   // of a dict, or one of few values. A writer takes at most kMaxKeys of them.
   class Key {

@@ -122,19 +122,16 @@ void SnapshotWriter::write_annotations() {
 void SnapshotWriter::write_pool_id(const Pool& pool) {
   const bool is_default = pool.high == 0 && pool.low == 0;
   Memo& memo = is_default ? default_pool_memo_ : pool_memos_[{pool.high, pool.low}];
-  if (memo != 0) return out_.recall(memo);
-  out_.integer(static_cast<int64_t>(pool.high));
-  out_.integer(static_cast<int64_t>(pool.low));
-  out_.tuple2();
-  memo = out_.remember();
+  out_.once(memo, [&] {
+    out_.integer(static_cast<int64_t>(pool.high));
+    out_.integer(static_cast<int64_t>(pool.low));
+    out_.tuple2();
+  });
 }
 
 void SnapshotWriter::write_label(std::string_view text, Key& none) {
   if (text.empty()) return out_.key(none);
-  const auto [found, is_new] = label_memos_.emplace(text, 0);
-  if (!is_new) return out_.recall(found->second);
-  out_.string(to_utf8(text));
-  found->second = out_.remember();
+  out_.once(label_memos_[text], [&] { out_.string(to_utf8(text)); });
 }
 
 const SnapshotWriter::ShownPhase& SnapshotWriter::phase(uint16_t number) {

@@ -26,11 +26,7 @@ void StackWriter::write_stack(uint32_t id, bool forward, const std::string* para
   }
   if (backward.node_type != 0) {
     out_.key(autograd_node_);
-    if (parameter != nullptr) {
-      write_node_of(backward.node_type, *parameter);
-    } else {
-      write_node_type(backward.node_type);
-    }
+    write_node(backward.node_type, parameter);
   }
 }
 
@@ -44,12 +40,7 @@ StackWriter::Generation& StackWriter::generation_of(uint32_t stack) {
 }
 
 void StackWriter::write_frames(uint32_t stack) {
-  if (stack == 0) {
-    if (no_frames_ != 0) return out_.recall(no_frames_);
-    out_.empty_list();
-    no_frames_ = out_.remember();
-    return;
-  }
+  if (stack == 0) return out_.once(no_frames_, [&] { out_.empty_list(); });
   Generation& generation = generation_of(stack);
   Memo& memo = item_at(generation.stacks, generation.tree->place_of_stack(stack));
   if (memo != 0) return out_.recall(memo);
@@ -92,29 +83,22 @@ void StackWriter::write_forward_frames(uint32_t stack) {
 
 // As Python's traceback module formats a frame whose source it does not have.
 void StackWriter::write_forward_frame(uint32_t number) {
-  Memo& memo = item_at(line_memos_, number);
-  if (memo != 0) return out_.recall(memo);
-  const Frame& frame = *frames_[number];
-  const std::string_view file = texts_[frame.filename].first;
-  const std::string* name = new_name(file);
-  std::string line = "  File \"" + (name ? *name : std::string(file)) + "\", line ";
-  line.append(std::to_string(frame.line)).append(", in ").append(texts_[frame.name].first);
-  out_.string(line + "\n");
-  memo = out_.remember();
+  out_.once(item_at(line_memos_, number), [&] {
+    const Frame& frame = *frames_[number];
+    const std::string_view file = texts_[frame.filename].first;
+    const std::string* name = new_name(file);
+    std::string line = "  File \"" + (name ? *name : std::string(file)) + "\", line ";
+    line.append(std::to_string(frame.line)).append(", in ").append(texts_[frame.name].first);
+    out_.string(line + "\n");
+  });
 }
 
-void StackWriter::write_node_type(uint32_t type) {
-  Memo& memo = item_at(node_memos_, type);
-  if (memo != 0) return out_.recall(memo);
-  out_.string(NodeTypes::instance().name(type));
-  memo = out_.remember();
-}
-
-void StackWriter::write_node_of(uint32_t type, const std::string& parameter) {
-  Memo& memo = parameter_memos_[{type, &parameter}];
-  if (memo != 0) return out_.recall(memo);
-  out_.string(NodeTypes::instance().name(type) + " of " + to_utf8(parameter));
-  memo = out_.remember();
+void StackWriter::write_node(uint32_t type, const std::string* parameter) {
+  Memo& memo = parameter != nullptr ? parameter_memos_[{type, parameter}] : item_at(node_memos_, type);
+  out_.once(memo, [&] {
+    const std::string name = NodeTypes::instance().name(type);
+    out_.string(parameter != nullptr ? name + " of " + to_utf8(*parameter) : name);
+  });
 }
 
 // Two instructions of one line read the same in a file, so they are one frame there.
@@ -143,19 +127,12 @@ uint32_t StackWriter::text_number(Generation& generation, uint32_t name) {
 }
 
 void StackWriter::write_frame(uint32_t number) {
-  Memo& memo = item_at(frame_memos_, number);
-  if (memo != 0) return out_.recall(memo);
-  const Frame& frame = *frames_[number];
-  out_.dict();
-  out_.key(filename_);
-  const std::string* name = new_name(texts_[frame.filename].first);
-  name ? write_text(*name) : write_text(frame.filename);
-  out_.key(name_);
-  write_text(frame.name);
-  out_.key(line_);
-  out_.integer(frame.line);
-  out_.set_items();
-  memo = out_.remember();
+  out_.once(item_at(frame_memos_, number), [&] {
+    const Frame& frame = *frames_[number];
+    const std::string* name = new_name(texts_[frame.filename].first);
+    if (name != nullptr) return write_frame_dict(*name, frame.name, frame.line);
+    write_frame_dict(frame.filename, frame.name, frame.line);
+  });
 }
 
 void StackWriter::write_sources(uint32_t number) {
@@ -163,35 +140,18 @@ void StackWriter::write_sources(uint32_t number) {
   const auto found = generated_code_.find({std::string(texts_[frame.filename].first), frame.line});
   if (found == generated_code_.end()) return;
   for (const SourceFrame& source : found->second) {
-    Memo& memo = source_memos_[{source.filename, source.name, source.line}];
-    if (memo != 0) {
-      out_.recall(memo);
-      continue;
-    }
-    out_.dict();
-    out_.key(filename_);
-    write_text(source.filename);
-    out_.key(name_);
-    write_text(source.name);
-    out_.key(line_);
-    out_.integer(source.line);
-    out_.set_items();
-    memo = out_.remember();
+    out_.once(source_memos_[{source.filename, source.name, source.line}],
+              [&] { write_frame_dict(source.filename, source.name, source.line); });
   }
 }
 
 void StackWriter::write_text(std::string_view text) {
-  Memo& memo = text_memos_[text];
-  if (memo != 0) return out_.recall(memo);
-  out_.string(to_utf8(text));
-  memo = out_.remember();
+  out_.once(text_memos_[text], [&] { out_.string(to_utf8(text)); });
 }
 
 void StackWriter::write_text(uint32_t number) {
-  auto& [text, memo] = texts_[number];
-  if (memo != 0) return out_.recall(memo);
-  out_.string(text);
-  memo = out_.remember();
+  auto& known = texts_[number];
+  out_.once(known.second, [&] { out_.string(known.first); });
 }
 
 const std::string* StackWriter::new_name(std::string_view file) const {

@@ -64,12 +64,22 @@ class StackWriter {
   void write_frames(uint32_t stack);
   void write_forward_frames(uint32_t stack);
   void write_forward_frame(uint32_t number);
-  void write_node_type(uint32_t type);
-  void write_node_of(uint32_t type, const std::string& parameter);
+  void write_node(uint32_t type, const std::string* parameter);
   uint32_t frame_number(Generation& generation, uint32_t frame);
   uint32_t text_number(Generation& generation, uint32_t name);
   void write_frame(uint32_t number);
   void write_sources(uint32_t number);
+  template <class File, class Name>
+  void write_frame_dict(const File& filename, const Name& name, int64_t line) {
+    out_.dict();
+    out_.key(filename_);
+    write_text(filename);
+    out_.key(name_);
+    write_text(name);
+    out_.key(line_);
+    out_.integer(line);
+    out_.set_items();
+  }
   void write_text(std::string_view text);
   void write_text(uint32_t number);
   // The name that a file gets; null: it keeps its own.

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -84,7 +85,15 @@ class SnapshotWriter {
   void write_steps(const WrittenTrace& written);
   void write_uses(const WrittenTrace& written);
   void write_statistics(int device);
-  void write_item(const char* name, uint64_t value);
+  template <class Value>
+  void write_item(const char* name, Value value) {
+    out_.string(name);
+    if constexpr (std::is_same_v<Value, bool>) {
+      out_.boolean(value);
+    } else {
+      out_.integer(static_cast<int64_t>(value));
+    }
+  }
   uint64_t reserved_bytes(int device) const;
 
   // snapshot.cpp

@@ -1,4 +1,4 @@
-// The core's exceptions, one family. python/errors.cpp translates them. Never thrown in a hook.
+// The core's exceptions, one family. python/module.cpp translates them. Never thrown in a hook.
 #pragma once
 
 #include <unistd.h>

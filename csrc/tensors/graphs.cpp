@@ -5,8 +5,6 @@
 #include "holders/references.h"
 #include "tensors/model_copy.h"
 
-namespace py = pybind11;
-
 namespace pytracer {
 
 namespace {
@@ -14,9 +12,7 @@ namespace {
 constexpr const char* kRaw = "_raw_saved_";
 
 py::object attribute_of(PyObject* object, const char* name) {
-  PyObject* const found = PyObject_GetAttrString(object, name);
-  if (found == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(found);
+  return stolen(PyObject_GetAttrString(object, name));
 }
 
 bool is_instance(PyObject* object, const py::object& type) {
@@ -49,8 +45,8 @@ void Graphs::begin(PyObject* objects) {
       frames_.push_back(object);
     } else if (!is_tensor && !is_instance(object, function_class_)) {
       continue;
-    } else if (waiting_.size() + of_tensors.size() >= bounds_.nodes) {  // asking a tensor makes an object of its node too
-      is_complete = false;
+    } else if (waiting_.size() + of_tensors.size() >= bounds_.nodes) {
+      is_complete = false;  // asking a tensor makes an object of its node too
     } else if (!is_tensor) {
       waiting_.emplace_back(py::reinterpret_borrow<py::object>(object), 0);
     } else if (py::object node = tensors_.node(object)) {

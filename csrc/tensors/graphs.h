@@ -31,8 +31,7 @@ class Graphs {
   };
 
   // `torch`, and torch.utils.checkpoint or None.
-  Graphs(TensorReader& tensors, const pybind11::object& torch, const pybind11::object& checkpoint,
-         const GraphBounds& bounds);
+  Graphs(TensorReader& tensors, const py::object& torch, const py::object& checkpoint, const GraphBounds& bounds);
 
   // `objects`: a list with all objects of the collector.
   void read(PyObject* objects);
@@ -47,14 +46,14 @@ class Graphs {
 
  private:
   struct Seen {
-    pybind11::object node;  // which stays alive meanwhile, so that no other gets its address
+    py::object node;  // which stays alive meanwhile, so that no other gets its address
     uintptr_t kept_by;
     bool has_next;  // a node without others ends the graphs, as that of a parameter does
   };
 
   void begin(PyObject* objects);
   void walk();
-  bool follow(const pybind11::object& node, uintptr_t kept_by);
+  bool follow(const py::object& node, uintptr_t kept_by);
   void read_node(PyObject* node, uintptr_t kept_by);
   void read_saved(const std::string& name, PyObject* saved, uintptr_t kept_by);
   void read_checkpoint(PyObject* frame);
@@ -65,10 +64,10 @@ class Graphs {
   size_t join(uintptr_t one, uintptr_t other);
 
   TensorReader& tensors_;
-  const pybind11::object current_, function_class_, frame_class_;
+  const py::object current_, function_class_, frame_class_;
   const GraphBounds bounds_;
   const ThreadClock clock_;
-  std::vector<std::pair<pybind11::object, uintptr_t>> waiting_;
+  std::vector<std::pair<py::object, uintptr_t>> waiting_;
   std::vector<PyObject*> frames_;                       // of checkpoints
   std::unordered_map<PyObject*, uintptr_t> made_by_;    // tensors by nodes
   std::unordered_map<PyObject*, Seen> seen_;

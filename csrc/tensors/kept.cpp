@@ -4,10 +4,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "holders/frame_variables.h"
 #include "tensors/model_copy.h"
-
-namespace py = pybind11;
 
 namespace pytracer {
 
@@ -57,10 +54,8 @@ class KeptSearch {
     for (PyObject* reference : options_.roots) {
       if (PyObject* const root = referent(reference)) targets_.push_back(root);
     }
-    FoundHolders found{std::vector<std::string>(targets_.size()), true};
-    if (kVariablesAreKnown) {
-      found = find_holders(targets_, nullptr, objects, frames, exceptions, options_.folders, options_.search);
-    }
+    const FoundHolders found =
+        find_holders(targets_, nullptr, objects, frames, exceptions, options_.folders, options_.search);
     for (size_t i = first_root; i < targets_.size(); ++i) {
       kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
     }

@@ -48,8 +48,8 @@ struct Kept {
   uint64_t unread = 0;
 };
 
-// `objects`, `frames` and `exceptions`: as for find_holders(). Throws pybind11::error_already_set.
-Kept read_kept(TensorReader& tensors, const pybind11::object& torch, const pybind11::object& checkpoint,
+// `objects`, `frames` and `exceptions`: as for find_holders(). Throws py::error_already_set.
+Kept read_kept(TensorReader& tensors, const py::object& torch, const py::object& checkpoint,
                KeptOptions options, PyObject* objects, PyObject* frames, PyObject* exceptions);
 
 }  // namespace pytracer

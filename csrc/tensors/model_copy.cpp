@@ -7,8 +7,6 @@
 
 #include "holders/references.h"
 
-namespace py = pybind11;
-
 namespace pytracer {
 
 namespace {
@@ -28,13 +26,6 @@ py::str plain_text(PyObject* string) {
 }
 
 constexpr Py_ssize_t kAtOnce = 500;  // parameters and states of an optimizer, without giving up the GIL
-
-// The weak reference without a call that an object has, or a new one; null: its class has none.
-py::object weak_reference(PyObject* object) {
-  PyObject* const reference = PyWeakref_NewRef(object, nullptr);
-  if (reference == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(reference);
-}
 
 }  // namespace
 
@@ -71,7 +62,7 @@ py::object ModelCopy::module(PyObject* reference, const py::dict& steppers) {
     PyObject *name, *child;
     for (Py_ssize_t position = 0; PyDict_Next(children, &position, &name, &child) != 0;) {
       if (child == Py_None || !PyUnicode_Check(name)) continue;
-      if (const py::object weak = weak_reference(child)) {
+      if (const py::object weak = stolen(PyWeakref_NewRef(child, nullptr))) {  // null: its class has none
         submodules.append(py::make_tuple(plain_text(name), number_of(child), weak));
       }
     }
@@ -105,19 +96,16 @@ py::dict ModelCopy::tensors_of(PyObject* module, const char* kind, TensorRole ro
   }
   // Of a script, whose tensors C++ has.
   PyObject* const in_torch = own_attribute(tensors, "_c");
-  PyObject* const items = in_torch != nullptr ? PyObject_CallMethod(in_torch, "items", nullptr) : nullptr;
-  if (items == nullptr) {
-    PyErr_Clear();
-    return found;
-  }
-  const auto list = py::reinterpret_steal<py::object>(items);
-  for (Py_ssize_t i = 0; PyList_Check(items) && i < PyList_GET_SIZE(items); ++i) {
-    PyObject* const pair = PyList_GET_ITEM(items, i);
+  const py::object items =
+      in_torch != nullptr ? stolen(PyObject_CallMethod(in_torch, "items", nullptr)) : py::object();
+  if (!items) return found;
+  for (Py_ssize_t i = 0; PyList_Check(items.ptr()) && i < PyList_GET_SIZE(items.ptr()); ++i) {
+    PyObject* const pair = PyList_GET_ITEM(items.ptr(), i);
     if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2) {
       add(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
     }
   }
-  made_by_torch_.append(list);  // so that no other tensor gets an id of these
+  made_by_torch_.append(items);  // so that no other tensor gets an id of these
   return found;
 }
 

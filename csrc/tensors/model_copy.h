@@ -46,12 +46,12 @@ class ModelCopy {
   // `module`: a weak reference. Returns its id, class, parameters and buffers (dicts of TensorCopy), and
   // submodules: tuples of name, id and weak reference. None: it is gone. `steppers`: the threads that
   // stepped parameters, by their ids.
-  pybind11::object module(PyObject* module, const pybind11::dict& steppers);
+  py::object module(PyObject* module, const py::dict& steppers);
   // `optimizer`: a weak reference. Returns its id, class, groups, and states from `first_state` on; and the
   // first parameter and state for the next call, and whether there are more, because one call takes few.
   // A group is its number, its parameters from `first_parameter` on, and pairs of a name and tensors. A
   // state is the id of its parameter, or None, and such pairs. `thread`: the one that steps it, or None.
-  pybind11::object optimizer(PyObject* optimizer, const pybind11::object& thread, Py_ssize_t first_parameter,
+  py::object optimizer(PyObject* optimizer, const py::object& thread, Py_ssize_t first_parameter,
                              Py_ssize_t first_state);
   // Reads sparse tensors. RELEASES THE GIL.
   void finish();
@@ -63,16 +63,14 @@ class ModelCopy {
   void read(PyObject* tensor, const std::shared_ptr<TensorCopy>& kept, std::vector<TensorMemory>& parts,
             std::optional<TensorRole> role = {});
   void note_use(const std::vector<TensorMemory>& parts, TensorRole role) const;
-  void read_gradients(PyObject* parameter, const std::shared_ptr<TensorCopy>& kept,
-                      const pybind11::object& stepper);
-  bool may_read_gradient(PyObject* parameter, const TensorCopy& kept, const pybind11::object& stepper);
+  void read_gradients(PyObject* parameter, const std::shared_ptr<TensorCopy>& kept, const py::object& stepper);
+  bool may_read_gradient(PyObject* parameter, const TensorCopy& kept, const py::object& stepper);
   TensorCopies copies_in(PyObject* value, TensorRole role);
-  pybind11::dict tensors_of(PyObject* module, const char* kind, TensorRole role,
-                            const pybind11::dict& steppers);
-  pybind11::list named_copies(PyObject* dict, const char* without = "");
+  py::dict tensors_of(PyObject* module, const char* kind, TensorRole role, const py::dict& steppers);
+  py::list named_copies(PyObject* dict, const char* without = "");
 
   struct Sparse {
-    pybind11::object tensor;
+    py::object tensor;
     std::shared_ptr<TensorCopy> kept;  // which has the parts
     std::vector<TensorMemory>* parts;
     std::optional<TensorRole> role;  // none: a gradient
@@ -81,7 +79,7 @@ class ModelCopy {
   const GradientRule rule_;
   const Use use_;
   std::vector<Sparse> sparse_;
-  pybind11::list made_by_torch_;  // a script's tensors have no Python object of their own
+  py::list made_by_torch_;  // a script's tensors have no Python object of their own
   uint64_t unread_ = 0;
 };
 
@@ -89,6 +87,6 @@ class ModelCopy {
 PyObject* referent(PyObject* reference);
 
 // The name of a class, as `__name__`.
-pybind11::str short_class_name(PyTypeObject* type);
+py::str short_class_name(PyTypeObject* type);
 
 }  // namespace pytracer

@@ -4,16 +4,9 @@
 
 #include <algorithm>
 
-namespace py = pybind11;
-
 namespace pytracer {
 
 namespace {
-
-py::object stolen(PyObject* object) {
-  if (object == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(object);
-}
 
 py::object attribute_or_none(const py::object& object, const char* name) {
   py::object found = stolen(PyObject_GetAttrString(object.ptr(), name));
@@ -44,12 +37,12 @@ void add_names(PyObject* value, std::set<std::string>& names, int nesting = 0) {
 
 }  // namespace
 
-py::object attributes_of(PyObject* object) { return stolen(PyObject_GenericGetDict(object, nullptr)); }
-
-PyObject* own_attribute(PyObject* object, const char* name) {
-  const py::object attributes = attributes_of(object);
-  return attributes ? PyDict_GetItemString(attributes.ptr(), name) : nullptr;
+py::object stolen(PyObject* object) {
+  if (object == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(object);
 }
+
+py::object attributes_of(PyObject* object) { return stolen(PyObject_GenericGetDict(object, nullptr)); }
 
 bool to_number(const py::object& value, uint64_t& number) {
   if (!value || !PyLong_Check(value.ptr())) return false;

@@ -17,6 +17,8 @@
 
 namespace pytracer {
 
+namespace py = pybind11;
+
 struct TensorMemory {
   uint64_t address;  // where the tensor's elements begin
   uint64_t size;     // the bytes of its elements
@@ -37,8 +39,8 @@ class TensorReader {
     sparse,   // torch would release the GIL: see read_sparse()
   };
 
-  // `torch`: the module. Throws pybind11::error_already_set if it has no tensors.
-  explicit TensorReader(const pybind11::object& torch);
+  // `torch`: the module. Throws py::error_already_set if it has no tensors.
+  explicit TensorReader(const py::object& torch);
 
   bool is_tensor(PyObject* object) const { return PyType_IsSubtype(Py_TYPE(object), type_) != 0; }
   // Adds the memory of a tensor: several parts if it consists of tensors.
@@ -50,13 +52,13 @@ class TensorReader {
   // A list of all objects exists.
   bool are_all_of_storage(const std::vector<PyObject*>& tensors);
 
-  pybind11::object gradient(PyObject* tensor) { return get(grad_, tensor); }  // null: none
+  py::object gradient(PyObject* tensor) { return get(grad_, tensor); }  // null: none
   bool has_gradient(PyObject* tensor) { return is_true(get(is_leaf_, tensor)); }
   bool requires_gradient(PyObject* tensor) { return is_true(get(requires_grad_, tensor)); }
   int device(PyObject* tensor);  // -1: the CPU, or a tensor whose class is not asked
   // The node that made a tensor; of a view, the one that made what it is a view of. Null: none.
   // Asking a view itself makes a new node, if its memory was changed in place.
-  pybind11::object node(PyObject* tensor);
+  py::object node(PyObject* tensor);
 
   // Calls `use` with the tensors in a value: a tensor, or lists and dicts of tensors. Borrowed.
   template <class Use>
@@ -64,21 +66,21 @@ class TensorReader {
 
  private:
   struct Attribute {
-    pybind11::object descriptor;
+    py::object descriptor;
     bool is_method = false;
   };
 
   Attribute attribute(const char* name, const char* otherwise = nullptr) const;
-  static pybind11::object get(const Attribute& attribute, PyObject* tensor);  // null: it failed
-  static bool is_true(const pybind11::object& value) { return value.ptr() == Py_True; }
+  static py::object get(const Attribute& attribute, PyObject* tensor);  // null: it failed
+  static bool is_true(const py::object& value) { return value.ptr() == Py_True; }
   // `opaque`: a class whose `__torch_dispatch__` may answer questions for sizes, layout and device.
   enum class Kind : uint8_t { plain, of_tensors, opaque, fake };
   Kind kind_of(PyTypeObject* type);
   const std::set<std::string>& part_names(PyTypeObject* type);
   Result read_parts(PyObject* tensor, std::vector<TensorMemory>& parts, bool with_storage, int nesting);
-  pybind11::object storage(PyObject* tensor) { return get(untyped_storage_, tensor); }
+  py::object storage(PyObject* tensor) { return get(untyped_storage_, tensor); }
 
-  pybind11::object tensor_class_, strided_, sparse_, storage_uses_;
+  py::object tensor_class_, strided_, sparse_, storage_uses_;
   PyTypeObject* type_;
   Attribute layout_, data_ptr_, nbytes_, storage_offset_, element_size_, get_device_, is_meta_, numel_, grad_,
       is_leaf_, base_, is_view_, grad_fn_, untyped_storage_, requires_grad_, indices_, values_, use_count_;
@@ -87,13 +89,13 @@ class TensorReader {
 };
 
 // The dict of an object's attributes; null: it has none.
-pybind11::object attributes_of(PyObject* object);
+py::object attributes_of(PyObject* object);
 
-// An attribute in that dict, borrowed; null: there is none. No code of the program runs.
-PyObject* own_attribute(PyObject* object, const char* name);
+// A new reference that a function of Python returned; null: it failed, and its error is dropped.
+py::object stolen(PyObject* object);
 
 // The value of an integer; false: it is none.
-bool to_number(const pybind11::object& value, uint64_t& number);
+bool to_number(const py::object& value, uint64_t& number);
 
 template <class Use>
 void TensorReader::for_each_tensor(PyObject* value, const Use& use, int nesting) const {

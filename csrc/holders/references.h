@@ -47,7 +47,10 @@ class ReferenceTexts {
   // Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache". `is_attributes`:
   // whether `holder` is the dict of attributes of what the path leads to; set to whether `held` is the
   // one of `holder`, which then adds nothing.
+  // First for each path: begin().
   void append(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes);
+
+  void begin() noexcept { are_of_threads_ = false; }
 
  private:
   bool append_dict(std::string& path, PyObject* dict, PyObject* held, bool is_attributes);

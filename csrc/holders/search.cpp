@@ -171,6 +171,9 @@ class Search {
   }
 
   void ask_array(PyObject* array) {
+    PyObject* const base = PyObject_GetAttrString(array, "base");  // such as a tensor
+    base != nullptr ? meet(base) : PyErr_Clear();
+    Py_XDECREF(base);
     Py_buffer view;
     if (PyObject_GetBuffer(array, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
       PyErr_Clear();  // no array without gaps
@@ -244,6 +247,7 @@ class Search {
     }
     bool is_attributes = roots_.is_namespace(root);
     bool has_traceback = false;
+    texts_.begin();
     std::string keeper;
     for (size_t i = last; i > 0; --i) {
       PyObject *const holder = nodes_[chain[i]].object, *const held = nodes_[chain[i - 1]].object;
@@ -273,7 +277,8 @@ class Search {
   bool is_unheld(size_t target, bool& may_be_value, int nesting = 0) const {
     const Node& node = nodes_[target];
     if (node.is_cut || passes_ <= node.added || nesting > kMaxNesting) return false;
-    may_be_value = may_be_value || roots_.may_be_value(node.object);
+    // Or code in C, as list(map(...)) has a list.
+    may_be_value = may_be_value || !node.holders.empty() || roots_.may_be_value(node.object);
     return std::all_of(node.holders.begin(), node.holders.end(), [&](size_t each) {
       // An inner function shares the arguments of the outer one by a cell: Module._call_impl has one.
       PyObject* const holder = nodes_[each].object;
@@ -332,11 +337,12 @@ class Search {
                                    : class_name(Py_TYPE(object));
     size_t holder = first;
     int length = 0;
+    texts_.begin();
     for (bool is_attributes = false; !is_function && ++length <= bounds_.depth;) {
       const size_t next = held.at(holder);
       std::string further = path;
       texts_.append(further, nodes_[holder].object, nodes_[next].object, is_attributes);
-      if (further.back() == ')') break;  // the rest has no names
+      if (!further.empty() && further.back() == ')') break;  // the rest has no names
       path = further;
       holder = next;
       if (holder == first) break;

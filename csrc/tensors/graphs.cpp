@@ -32,7 +32,8 @@ void Graphs::read(PyObject* objects) {
   begin(objects);
   walk();
   for (PyObject* frame : frames_) read_checkpoint(frame);
-  for (const auto& [node, tensor] : made_by_) graph_of[tensor] = first_of(tensor);
+  for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
+  for (auto& [tensor, graph] : graph_of) graph = first_of(graph);
 }
 
 void Graphs::begin(PyObject* objects) {
@@ -55,7 +56,7 @@ void Graphs::begin(PyObject* objects) {
       if (is_first) {
         of_tensors.emplace_back(std::move(node), number);
       } else {  // another view of the same tensor
-        later[number] = place->second;
+        later[number] = graph_of[number] = place->second;
       }
     }
   }

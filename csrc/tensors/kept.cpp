@@ -63,7 +63,7 @@ class KeptSearch {
     for (const auto& [object, text] : found.opaque) {
       if (PyCapsule_CheckExact(object)) {
         name_capsule(object, text);
-      } else {
+      } else if (text != kTemporary) {
         kept_.futures.push_back(text);
       }
     }
@@ -163,7 +163,7 @@ class KeptSearch {
       if (garbage_tensors.count(tensor) == 0) used.insert(graph);
     }
     for (const auto& [tensor, graph] : graph_of_) {
-      if (used.count(graph) == 0) kept_.tensors[tensor] = *garbage_tensors[tensor];
+      if (kept_.has_all_graphs && used.count(graph) == 0) kept_.tensors[tensor] = *garbage_tensors[tensor];
     }
     for (const auto& [begin, text] : unheld) {
       std::string& known = kept_.holders[begin];

@@ -112,7 +112,8 @@ def advise_after_oom(
     if leaks is not None:
         suggestions = _of_leak(path, leaks)
     elif reasons.KEPT_GROWING in kinds and facts.growth is not None:
-        return [Suggestion("", f"{sentence(remedy([facts.growth]))}.")]
+        dropping = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
+        return [Suggestion("", f"{sentence(remedy([facts.growth]))}."), *dropping]
     else:
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and facts.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
@@ -146,10 +147,10 @@ def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in facts.avoidable)
     found += [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
-    fitting = facts.simulation.fitting_bytes() if facts.simulation is not None else None
-    if reasons.LARGER_INPUT in kinds and fitting is not None:
-        why = f"Simulated: an input fits for which this line requests at most {size(fitting)}."
-        found.append(Suggestion("", why))
+    if reasons.LARGER_INPUT in kinds and facts.simulation is not None:
+        fitting = facts.simulation.fitting_bytes()
+        why = f"Simulated: an input fits for which this line requests at most {size(fitting or 0)}."
+        found += [Suggestion("", why)] if fitting is not None else []
     asked = facts.oom.requested_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
@@ -233,10 +234,8 @@ def _of_settings(
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
-    if (
-        kinds & {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN}
-        and facts.missing_bytes <= 0
-    ):
+    searched = {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN, reasons.SHORT}
+    if kinds & searched and facts.missing_bytes <= 0:
         found += _of_search(data, path)
     return found
 

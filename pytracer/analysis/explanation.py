@@ -104,9 +104,10 @@ class Explanation(BriefRepr):
         growth: In a file without steps, the memory that kept growing all the time, up to half of
             the peak; None if there is none.
         fitting_settings: The changes of the allocator's settings with which the allocation that
-            failed would have found memory, in a simulation; []: with none of those tried; None: not
-            simulated, because there was no out-of-memory, or because a simulation of the
-            recording's own settings does not equal the recording.
+            failed would have found memory in a simulation, and so would the rest of the step, if it
+            is known; []: with none of those tried; None: not simulated, because there was no
+            out-of-memory, or because a simulation of the recording's own settings does not equal
+            the recording.
         unsearched: For how many tensors the search for the objects that keep them was cut short.
     """
 
@@ -204,7 +205,7 @@ def explain_device(
     has_streams = oom is None and history.is_known
     fitting = None
     if simulation is not None and all(trial.is_exact for trial in simulation.trials):
-        fitting = [trial.name for trial in simulation.trials if trial.fits]
+        fitting = [trial.name for trial in simulation.trials if not trial.is_refuted]
     found = Explanation(
         path=snapshot.path,
         device=data.device,

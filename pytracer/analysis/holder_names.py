@@ -126,8 +126,8 @@ def look_at(holder: str, what: str, *, is_graph: bool) -> str:
 _OF_LIKELY = {
     "a process that received it": "let the processes that receive these tensors drop them",
     AUTOCAST: "let torch.autocast() end with each step, or call torch.clear_autocast_cache()",
-    "the graph of a gradient": "compute gradients that have a graph by torch.autograd.grad(); "
-    "after backward(create_graph=True), set each .grad to None: it keeps its parameter",
+    "the graph of a gradient": "set each .grad to None after backward(create_graph=True), or "
+    "compute such gradients with torch.autograd.grad()",
 }
 
 

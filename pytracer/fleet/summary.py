@@ -26,6 +26,7 @@ from pytracer.fleet.sources import Source, read_content
 from pytracer.reading.files import parse_place
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
+from pytracer.simulator.trials import try_settings
 from pytracer.variables import parse_settings
 
 _MOST_CALLERS = 3
@@ -132,7 +133,7 @@ def _ooms(data: DeviceData, report: DeviceReport) -> Iterator[Row]:
     for oom in report.ooms[-schema.MOST_OOMS :]:
         row = row_of(oom) | {"is_last": oom is report.ooms[-1]}
         if row["is_last"]:
-            explanation = explain_device(data, ooms=report.ooms)
+            explanation = explain_device(data, try_settings, report.ooms)
             verdicts = explanation.verdicts
             row["verdict"] = verdicts[0].kind if verdicts else None
             row["verdicts"] = ",".join(verdict.kind for verdict in verdicts)

@@ -27,6 +27,7 @@ LEAK = "leak"
 _NO_SETTING = {
     *(reasons.GARBAGE, reasons.EXCEPTION, reasons.LIMIT, reasons.OTHERS, reasons.OTHER_POOL),
     *(reasons.STREAMS, reasons.FREED, reasons.LIBRARY, reasons.REPLACED, reasons.GROWING),
+    *(reasons.WAITING, reasons.KEPT_GROWING),
 }
 """The reasons of an out-of-memory error that are not of the allocator's settings."""
 
@@ -230,7 +231,8 @@ def reason_first(found: Recommendation, explanation: Explanation) -> Recommendat
         is_named = bool(_NO_SETTING.intersection(each.kind for each in explanation.verdicts))
         is_named |= explanation.of_streams is not None
         whys, remedies = answer.texts("why"), answer.texts("do")
-        if not is_named or not whys or found.kind == CHANGE:
+        is_growth = any(each.kind == reasons.KEPT_GROWING for each in explanation.verdicts)
+        if not is_named or not whys or (found.kind == CHANGE and not is_growth):
             return found
         why = f"{' '.join(remedies[:1])} {found.answer} {found.why}".strip()
         return _answer(found, found.kind, f"{answer.verdict}: {whys[0]}", why)

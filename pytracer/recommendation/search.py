@@ -109,7 +109,8 @@ class Search:
             settings=settings,
             fits=done.ooms == 0,
             ooms=done.ooms,
-            failed_event=None if failed is None else int(requests.event[failed]),
+            # The rest of the step has no events: it ended with the error.
+            failed_event=None if failed is None else int(requests.event[: failed + 1].max()),
             failed_bytes=int(requests.size_bytes[ooms[-1]]) if len(ooms) else None,
             peak_reserved_bytes=done.peak_reserved_bytes,
             waste_bytes=done.peak_reserved_bytes - done.allocated_at_peak_bytes,

@@ -54,13 +54,6 @@ def spread_evenly(
             return things_of.setdefault((mask.device, count), indices)
         return indices
 
-    def any_of(mask: Any) -> Any:
-        if len(rows_of) and shares.get(mask.numel()) == rows_of.max():
-            note()
-            return torch.ones((), dtype=torch.bool).to(mask.device)
-        kind = torch.uint8 if mask.dtype == torch.uint8 else torch.bool
-        return aten.any.all_out(mask, out=mask.new_empty((), dtype=kind))
-
     def answer(destination: int, source: int, size_bytes: int) -> bool:
         known = [(each.data_ptr(), np.arange(len(each))) for each in things_of.values()]
         if size_bytes == rows_of.nbytes > rows_of.itemsize:
@@ -72,7 +65,7 @@ def spread_evenly(
                 return True
         return False
 
-    functions = {"topk": topk, "nonzero": nonzero, "any": any_of}
+    functions = {"topk": topk, "nonzero": nonzero}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is another one already
         for name, function in functions.items():

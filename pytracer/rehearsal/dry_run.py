@@ -124,8 +124,7 @@ def dry_run(
             "nothing can be said about the program's memory: it used no device, or ended without "
             "Python's exit (os._exit)"
         )
-    tried = try_settings if len(snapshots) == 1 else None
-    answers = [answered_file(each, explain(each, None, tried)) for each in snapshots]
+    answers = [answered_file(each, explain(each, None, try_settings)) for each in snapshots]
     decides = any(value.decides for value in report.values)
     found = DryRun(
         fits=code == 0 and not report.gave_up,

@@ -163,6 +163,8 @@ def _nearest(units: list[Column], chosen: range) -> int | None:
 def _turns(rows: Column, begin: int) -> list[Column] | None:
     """Return the turns of the loop that the failing request is in, from each such request on."""
     last, token = len(rows) - 1, rows["token"]
+    if rows["stack"][last] == 0:  # of no known line
+        return None
     earlier = np.flatnonzero(token[begin:last] == token[last])[::-1][:_MOST_TURNS_BACK] + begin
     for before in earlier.tolist():
         edges, turn = [before, last, last + 1], token[before:last]
@@ -246,8 +248,8 @@ def _continued(
     x, y = _pairs(units[-2], whole)
     old, new = _asked(units[-2])[x], _asked(whole)[y]
     more = np.zeros(len(_asked(whole)), np.int64)
-    if not name:  # the turns of a loop grow evenly, or not at all
-        more[y] = new["size_bytes"] - old["size_bytes"]
+    if not name:  # the turns of a loop grow evenly, or are taken not to
+        more[y] = np.maximum(new["size_bytes"] - old["size_bytes"], 0)
     for _ in range(min(_MOST_FURTHER, _MOST_ROWS // len(whole))):
         fresh += len(_asked(parts[-1]))
         further = _repeated(step, old["block"], new["block"], fresh)

@@ -57,13 +57,17 @@ class SimulatedOom:
 
     @property
     def like(self) -> str:
-        """The step that the rest of the last one is taken from, as in "step 3"; "": unknown."""
-        return self._continued.like or ""
+        """The step that the rest of the last one is taken from, as in "step 3".
+
+        "": it is unknown, or not needed, because the program went on.
+        """
+        later = self._recording.requests.kind[self._continued.failing :]
+        return "" if (later == ALLOCATE).any() else self._continued.like or ""
 
     def recording(self) -> Recording:
         """Return the recording with the rest of its last step, if that is known."""
-        begun, requests = self._continued, self._recording.requests
-        if not self.like or (requests.kind[begun.failing :] == ALLOCATE).any():  # it went on
+        begun = self._continued
+        if not self.like:
             return self._recording
         return replace(self._recording, requests=begun.requests(end=begun.ends[0]))
 
@@ -98,17 +102,21 @@ class SimulatedOom:
         assert done.allocated_bytes is not None
         failed = len(requests) if done.failed_request is None else done.failed_request
         again, later = "", 0
+        until = begun.ends[0] if begun.ends else begun.failing + 1
+        peak_bytes = int(done.allocated_bytes[begun.failing : until].max())
         if done.failed_request is not None:
+            asked_bytes = int(requests.size_bytes[failed])
+            if begun.failing < failed < until:
+                peak_bytes = max(peak_bytes, int(done.allocated_bytes[failed - 1]) + asked_bytes)
             stack, stacks = int(begun.rows["stack"][failed]), self._data.snapshot.stacks
             site = self._data.chains.site(stack)
             node = stacks.strings[stacks.node[stack]]
             where = f"in {node}" if site is None and node else f"at {call_site_text(site)}"
-            again = f"{size(int(requests.size_bytes[failed]))} {where}"
+            again = f"{size(asked_bytes)} {where}"
             later = int(np.count_nonzero(requests.kind[begun.failing : failed] == ALLOCATE))
         # A setting would have been there when earlier allocations failed.
         has_earlier = bool(name) and bool((done.oom_requests < begun.failing).any())
         steps = sum(end <= failed for end in begun.ends)
-        until = begun.ends[0] if begun.ends else begun.failing + 1
         return Trial(
             name=name,
             settings=settings,
@@ -119,7 +127,7 @@ class SimulatedOom:
             is_all=steps == len(begun.ends),
             later=later,
             again=again,
-            peak_bytes=int(done.allocated_bytes[begun.failing : until].max()),
+            peak_bytes=peak_bytes,
             limit_bytes=recording.limit_bytes,
         )
 

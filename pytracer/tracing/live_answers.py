@@ -53,8 +53,9 @@ class LiveAnswers:
     def report(self) -> LiveReport:
         """Return the answer of `pytracer show` about the recording so far."""
         from pytracer.analysis.explanation import explain
+        from pytracer.simulator.trials import try_settings
 
-        return LiveReport(explain(self._loaded()))
+        return LiveReport(explain(self._loaded(), None, try_settings))
 
     def view(self, max_events: int = 1_000_000) -> "Page":
         """Return the recording so far as a page, as `pytracer view` would write it.

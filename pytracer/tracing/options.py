@@ -161,7 +161,7 @@ class TracerOptions:
     forward_stacks: Option[bool | None, bool | None] = Option(
         *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
         "Whether an allocation in the backward pass also has the stack of the forward call that "
-        "made its autograd node, and the node's name, for 50 to 210 ns more. This needs a library "
+        "made its autograd node, and the node's name. This needs a library "
         "for the running torch, which `pytracer doctor` reports. Not given: on where the library "
         "is there. `True`: the library is compiled if it is missing.",
     )

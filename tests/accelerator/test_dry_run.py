@@ -311,7 +311,7 @@ def test_tokens_that_are_spread_over_experts(folder: Path, backend: str) -> None
         for expert in torch.ones(8, device=DEVICE).nonzero():
             token, _ = torch.where(chosen == expert)
             mask = (chosen == expert).any(-1)
-            print(int(expert), len(x[token]), len(x[mask]) if mask.any() else 0, len(x[x > 0]))
+            print(int(expert), len(x[token]), len(x[mask]), len(x[x > 0]))
         print(*torch.ones(8, device=DEVICE).long().tolist())
         """
     # WHEN it is run

@@ -11,6 +11,15 @@ from pytracer import _core
 BOUND = 2**17
 
 
+addresses = itertools.count(1)
+
+
+def pair() -> None:
+    address = next(addresses) * 64
+    _core.testing.record(ALLOC, address, 8)
+    _core.testing.record(FREE, address, 0)
+
+
 def many_stacks(leaf: Callable[[], None], calls: int = 25) -> Callable[[], None]:
     """Return a function that calls `leaf` from `calls` ** 3 different stacks of few functions."""
     place: dict[str, Any] = {"level0": leaf}
@@ -23,13 +32,6 @@ def many_stacks(leaf: Callable[[], None], calls: int = 25) -> Callable[[], None]
 
 def test_stacks_of_returned_events_are_not_given_up() -> None:
     # GIVEN a small stack table, and events that were read
-    addresses = itertools.count(1)
-
-    def pair() -> None:
-        address = next(addresses) * 64
-        _core.testing.record(ALLOC, address, 8)
-        _core.testing.record(FREE, address, 0)
-
     session = _core.Session([_core.CPU_DEVICE], 50, 32, BOUND, CONTEXTS["all"])
     session.start()
     pair()
@@ -50,13 +52,6 @@ def test_stacks_of_returned_events_are_not_given_up() -> None:
 
 def test_polls_do_not_fill_the_table() -> None:
     # GIVEN a small stack table, a stopped session that still exists, and one that records
-    addresses = itertools.count(1)
-
-    def pair() -> None:
-        address = next(addresses) * 64
-        _core.testing.record(ALLOC, address, 8)
-        _core.testing.record(FREE, address, 0)
-
     stopped = _core.Session([_core.CPU_DEVICE], 50, 32, BOUND, CONTEXTS["all"])
     stopped.start()
     _core.testing.record(ALLOC, 8, 8)

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from core_events import ALLOC, CONTEXTS, FREE, chain
+from core_events import ALLOC, CONTEXTS, chain
 from processes import environment
 
 from pytracer import _core
@@ -199,15 +199,6 @@ def one_stack(counter: Counter, pairs: int) -> int:
     return counter.stop()
 
 
-def two_stacks(counter: Counter, pairs: int) -> int:
-    record = _core.testing.record
-    counter.start()
-    for _ in range(pairs):
-        record(ALLOC, ADDRESS, 512)
-        record(FREE, ADDRESS, 0)
-    return counter.stop()
-
-
 def accelerator_pairs(counter: Counter, pairs: int) -> int:
     """Make pairs as an accelerator's hook does: three events, two stacks."""
     record, record_free = _core.testing.record, _core.testing.record_free
@@ -332,9 +323,9 @@ def added(
     }
 
 
-def _engine_run_backward(*arguments: Any, **options: Any) -> Figure:
+def _engine_run_backward(*arguments: Any) -> Figure:
     """Count in a call of autograd's engine, which has the name of torch's function."""
-    return added(*arguments, **options)
+    return added(*arguments)
 
 
 # By name: the body that makes the pairs, the number of Python frames, and the option `context`.
@@ -342,11 +333,8 @@ CORE = {
     "without stacks": (one_stack, 5, None),
     "one stack, 5 frames": (one_stack, 5, "all"),
     "one stack, 40 frames": (one_stack, 40, "all"),
-    "two stacks, 5 frames": (two_stacks, 5, "all"),
-    "two stacks, 40 frames": (two_stacks, 40, "all"),
     "two paths, 25 frames": (two_paths, 5, "all"),
     "two paths, 84 frames, 64 kept": (deep_paths, 5, "all"),
-    "accelerator, without stacks": (accelerator_pairs, 5, None),
     "accelerator, 5 frames": (accelerator_pairs, 5, "all"),
     "accelerator, 40 frames": (accelerator_pairs, 40, "all"),
     "new stacks, 20 frames": (new_stacks, 17, "all"),
@@ -381,9 +369,7 @@ if __name__ == "__main__":
             library = attach_fake_autograd(Path(place))
             for name, (mode, added_by, frames) in FORWARD.items():
                 ctypes.c_int.in_dll(library, "fake_autograd_mode").value = mode
-                results[name] = added_by(
-                    way, 0, accelerator_pairs, frames, "all", forward_stacks=True
-                )
+                results[name] = added_by(way, 0, accelerator_pairs, frames, "all", True)
     else:
         body = torch_pairs(backend)
         for name, (frames, context) in TORCH.items():

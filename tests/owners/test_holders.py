@@ -31,6 +31,7 @@ from pytracer.reading.reader import load
 # A collection between two lines of a test would free its garbage.
 pytestmark = pytest.mark.usefixtures("no_collector")
 
+CYCLE = "a reference cycle of Trainer.state.me, which gc.collect() would free"
 PATHS = {
     "in_a_context_variable": "state['k'] of a context of contextvars",
     "in_one_of_many_context_variables": "state of a context of contextvars",
@@ -76,7 +77,7 @@ PATHS = {
     "exception keeps",
     "in_an_exception_while_another_is_handled": "lost of _fail(), which the traceback of an "
     "exception of in_an_exception_while_another_is_handled() keeps",
-    "in_a_reference_cycle": "a reference cycle of Trainer.state.me, which gc.collect() would free",
+    "in_a_reference_cycle": CYCLE,
     "in_a_reference_cycle_of_many": "a reference cycle of Trainer.state.children[0].parent, "
     "which gc.collect() would free",
     "in_a_dict_that_refers_to_itself": "a reference cycle of dict['me'], "
@@ -130,10 +131,7 @@ def test_a_file_says_who_holds_the_memory(tmp_path: Path) -> None:
             here = "test_a_file_says_who_holds_the_memory()"
             assert found[4004] == f"kept['eval'] of {here}"
             assert found[4008] == f"kept['view'] of {here}"
-            assert (
-                found[4012]
-                == "a reference cycle of Trainer.state.me, which gc.collect() would free"
-            )
+            assert found[4012] == CYCLE
             of_graphs = {
                 snapshot.strings[holder]
                 for size, holder in zip(blocks.requested_bytes.tolist(), blocks.holder, strict=True)
@@ -214,8 +212,7 @@ def test_what_only_code_in_cpp_keeps(tmp_path: Path) -> None:
     assert found[4044] == f"exported[0] (inside a PyCapsule) of {here}"
     assert found[4048] == f"viewed of {here}"
     assert found[4052] == "a reference cycle of SquareBackward.y, which gc.collect() would free"
-    assert viewed is not None
-    assert exported
+    del viewed, exported
 
 
 def test_the_collector_frees_no_garbage_of_a_file() -> None:
@@ -232,9 +229,7 @@ def test_the_collector_frees_no_garbage_of_a_file() -> None:
             gc.disable()
             gc.set_threshold(*threshold)
         snapshot = load(view.to_bytes({}, {}))
-    assert (
-        "a reference cycle of Trainer.state.me, which gc.collect() would free" in snapshot.strings
-    )
+    assert CYCLE in snapshot.strings
     assert threshold_after == (50, 1, 1)
 
 

@@ -83,9 +83,9 @@ class Doubts:
         # It fell, and what had grown before stayed: that is of another list.
         if is_more or before > _LEAST_STAYING * grown:
             return ""
-        often = "once" if len(falls) == 1 else f"{len(falls)} times"
+        often = "once, by" if len(falls) == 1 else f"{len(falls)} times, by up to"
         return (
-            f"it fell by {size(most)} {often}, and may fall again: it has grown by {size(grown)} "
+            f"it fell {often} {size(most)}, and may fall again: it has grown by {size(grown)} "
             "since then"
         )
 

@@ -441,8 +441,10 @@ def _is_exhausted(facts: Facts) -> bool:
 
 
 def _needs_more(joined: Trial | None) -> bool:
-    """Return whether joined memory is enough for the request, and not for the rest of the step."""
-    return joined is not None and joined.fits and joined.is_refuted
+    """Return whether all memory is enough for the request, and not for the rest of the step."""
+    if joined is None or not joined.fits or not joined.is_refuted:
+        return False
+    return joined.peak_bytes >= ALL_BUT_PIECES * (joined.limit_bytes or 0)
 
 
 def _use_text(facts: Facts) -> str:

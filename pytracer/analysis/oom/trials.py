@@ -28,7 +28,7 @@ class Trial:
         is_all: Whether these are all that were simulated.
         later: How many allocations fit after the one that failed.
         again: What does not, as in "256 MiB at /job/model.py:5 forward"; "" for none.
-        peak_bytes: The most that is allocated until the step's end.
+        peak_bytes: The most that is needed at one moment until the step's end.
         limit_bytes: The most that can be reserved; None if unknown.
     """
 
@@ -63,7 +63,8 @@ class Trial:
         if self.like is None:
             return f"{how}: this allocation succeeds"
         if not self.like:
-            return f"{how}: {number(self.steps, 'more turn')} of this loop fit"
+            least = "at least " if self.is_all else ""
+            return f"{how}: {least}{number(self.steps, 'more turn')} of this loop fit"
         of = "" if self.limit_bytes is None else f" of {size(self.limit_bytes)}"
         return f"{how}: the rest of a step like {self.like} fits, peak {size(self.peak_bytes)}{of}"
 

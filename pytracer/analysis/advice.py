@@ -147,10 +147,12 @@ def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in facts.avoidable)
     found += [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
+    fitting = None
     if reasons.LARGER_INPUT in kinds and facts.simulation is not None:
         fitting = facts.simulation.fitting_bytes()
-        why = f"Simulated: an input fits for which this line requests at most {size(fitting or 0)}."
-        found += [Suggestion("", why)] if fitting is not None else []
+    if fitting is not None:
+        why = f"Simulated: an input fits for which this line requests at most {size(fitting)}."
+        found.append(Suggestion("", why))
     asked = facts.oom.requested_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
     if reasons.TOO_LARGE in kinds and 2 * asked > total:

@@ -111,10 +111,8 @@ def look_at(holder: str, what: str, *, is_graph: bool) -> str:
     """Return what to do about memory that an object keeps, without capital and full stop."""
     text = f"look at {outermost_name(holder)}, which keeps {what}"
     if _OF_EXCEPTION in holder:
-        text += (
-            ". A traceback keeps the variables of functions that have failed: keep its text, or "
-        )
-        text += "drop it with error.with_traceback(None)"
+        text += ". A traceback keeps the variables of functions that have failed: keep its text, "
+        text += "or drop it with error.with_traceback(None)"
     elif is_graph and is_variable(holder):
         text += ". A sum of losses keeps the graph of each: add loss.item(), or call backward() on "
         text += "each loss; a hidden state does until detach()"

@@ -161,6 +161,10 @@ def text_lines(
                 del lines[same[-1]]
                 break
         else:
+            for most_rows in (3, 2):  # what to do is never cut
+                found = _rendered(answer, lines, width, source_of, most_rows)
+                if len(found) <= MOST_LINES:
+                    break
             return found[:MOST_LINES]
 
 
@@ -196,7 +200,11 @@ def one_line(line: Line) -> str:
 
 
 def _rendered(
-    answer: Answer, lines: Sequence[Line], width: int, source_of: Callable[[Line], str]
+    answer: Answer,
+    lines: Sequence[Line],
+    width: int,
+    source_of: Callable[[Line], str],
+    most_rows: int = MOST_LINES,
 ) -> list[str]:
     space = width - len(answer.verdict) - len(answer.where)
     if space >= 2:
@@ -213,7 +221,10 @@ def _rendered(
             source = row.source or source_of(row)
             if source and row.frame is not None:
                 source = f"{row.frame.line}: {source}"
-            found += _row(row, first, width, source)
+            texts = [*_row(row, first, width, source)]
+            if len(texts) > most_rows and role != "do":
+                texts[most_rows - 1 :] = [f"{texts[most_rows - 1]} …"]
+            found += texts
             label = ""
     return [printable(line).rstrip() for line in found]
 

@@ -77,7 +77,8 @@ def test_what_was_held_at_the_out_of_memory_before() -> None:
 
 def test_what_to_change_in_the_program_is_not_left_out() -> None:
     remedies = [Line("do", "look at kept"), Line("do", "export A=1", "x " * 99, is_command=True)]
-    lines = [Line("lines", f"line {i}") for i in range(20)]
+    # AND names of holders that alone would fill the answer
+    lines = [Line(role, "kept by a.b[…] " * 30) for role in ("why", "held", *20 * ["lines"])]
     found = "\n".join(text_lines(Answer("oom", "", "", [*lines, *remedies, *remedies[1:]])))
     assert "look at kept" in found
     assert found.count("export A=1") == 1

@@ -3,7 +3,6 @@
 import shlex
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -176,14 +175,17 @@ def _page_of_files(
     if len(content) < len(summaries):
         missing = next(each for index, each in enumerate(summaries) if index not in content)
         left_out.append(
-            f"Of {number(len(summaries) - len(content), 'file')}, the page has the usage only, "
+            f"The page has only the usage of {number(len(summaries) - len(content), 'file')}, "
             f"because it has at most {max_events:,} events. To see such a file: pytracer view "
             f"{shlex.quote(missing.file.path)}"
         )
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
     path, verdict = Path(summaries[0].file.path), verdict_of(summaries[0].file)
     name = f"{path.parent.name}/{path.name}".lstrip("/")
-    verdict = replace(verdict, heading=f"{name}: {verdict.heading}")
+    why = "leaks" if verdict.is_leak else "holds the most memory"
+    if summaries[0].ooms:
+        why = "ran out of memory first"
+    left_out.insert(0, f"Shown of {number(len(summaries), 'file')}: {name}, which {why}.")
     return Page(title, verdict, summaries, content, left_out), failed
 
 

@@ -76,9 +76,10 @@ def test_a_directory(tmp_path: Path) -> None:
     # AND it begins with rank 1, and has all of them with curves
     content = page_json(html)
     assert [file["rank"] for file in content["files"]] == [1, 0, 2]
-    # AND the verdict names the file that it is about
-    heading = content["verdict"]["heading"]
-    assert heading == "run/torch_memory_rank1_pid1.pickle: NO PROBLEM FOUND (cuda:0, rank 1)"
+    # AND it says which file the verdict is about, and why
+    assert content["verdict"]["heading"] == "NO PROBLEM FOUND (cuda:0, rank 1)"
+    name = "run/torch_memory_rank1_pid1.pickle"
+    assert content["left_out"] == [f"Shown of 3 files: {name}, which holds the most memory."]
     for index, file in enumerate(content["files"]):
         decoded = page_file(html, index)
         assert decoded["path"].endswith(file["name"])
@@ -108,8 +109,8 @@ def test_files_beyond_the_bound_of_events_have_curves_only(tmp_path: Path) -> No
         None,
     ]
     assert content["files"][2]["curve"]["allocated"]
-    (sentence,) = content["left_out"]
-    assert sentence.startswith("Of 1 file, the page has the usage only")
+    _, sentence = content["left_out"]
+    assert sentence.startswith("The page has only the usage of 1 file")
     assert re.search(r"pytracer view \S+rank2_pid2\.pickle", sentence)
 
 

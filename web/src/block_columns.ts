@@ -1,7 +1,7 @@
 /** The columns of the table of blocks, and how its rows are filtered. */
 
 import {
-  ageText, allocatedText, blockSize, categoryText, freedText, lifeText, ownerText, stateText,
+  ageText, allocatedText, blockSize, categoryText, freedText, lifeText, ownerOf, stateText,
 } from "./block_texts.ts";
 import { ALLOCATED, isUnreleased, lifeInSteps, stateAt } from "./lives.ts";
 import type { Model } from "./model.ts";
@@ -47,8 +47,8 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
     }, {
       id: "owner", title: "Owner or holder", width: 13, isNumber: false,
       hint: "The name of the largest tensor in the block, or else what keeps it, if it is known.",
-      text: (block) => ownerText(model, block),
-      value: (block) => byName[blocks.owner[block]! || blocks.holder[block]!]!,
+      text: (block) => file.strings[ownerOf(model, block)]!,
+      value: (block) => byName[ownerOf(model, block)]!,
     }, {
       id: "age", title: "Age", width: 7, isNumber: true,
       hint: "How long before the selected moment the block was allocated.",

@@ -71,15 +71,17 @@ export function categoryText({ file, device }: Model, block: number): string {
   return file.categories[file.kinds[device.blocks.kind[block]!]![0]]!;
 }
 
-/** Return the name of what has a block, or what keeps or kept it; "": unknown. */
-export function ownerText({ file, device: { blocks } }: Model, block: number): string {
-  return file.strings[blocks.owner[block]! || blocks.holder[block]!]!;
+/** Return the number of the text of what has a block, or what keeps or kept it; 0: unknown. */
+export function ownerOf(model: Model, block: number): number {
+  const [owner, holder] = [model.device.blocks.owner[block]!, model.device.blocks.holder[block]!];
+  // A node of a graph has an activation: who keeps the graph says more.
+  return categoryText(model, block) === "activation" ? holder || owner : owner || holder;
 }
 
 /** Return the important facts of a block, for a tooltip. */
 export function tooltipLines(model: Model, block: number): string[] {
   const { file, device } = model;
-  const owner = ownerText(model, block);
+  const owner = file.strings[ownerOf(model, block)];
   const life = longLifeText(model, block);
   return [
     `${blockSize(model, block)} · ${categoryText(model, block)}${owner ? ` · ${owner}` : ""}`,

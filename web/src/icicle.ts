@@ -13,7 +13,7 @@ import { ROOT, flameBoxes, matchedBytes, type FlameBox, type FlameNode } from ".
 import { activeAt } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { counted, eventNumber, size } from "./text.ts";
+import { counted, momentText, size } from "./text.ts";
 import { drawWhenNeeded, element } from "./view.ts";
 
 const ROW_PIXELS = 22;
@@ -146,8 +146,7 @@ export function createIcicle(
   function writeTexts(
     all: FlameNode, top: FlameNode, matches: ((node: FlameNode) => boolean) | null,
   ): void {
-    const { entry } = selection.state;
-    const moment = entry > 0 ? `after event ${eventNumber(device, entry - 1)}` : "before the first event";
+    const moment = momentText(device, selection.state.entry);
     title.textContent = `${size(all.bytes)} active ${moment}, ${icicle.by}`;
     hint.textContent = all.bytes === 0 ? "No memory is active at this moment."
       : top !== all ? describe(top) : "The width of a box is its bytes, the largest on the left. Click or Enter zooms, arrow keys move.";

@@ -116,11 +116,8 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
   const views = element("div", { class: "views" });
   const aside = element("aside", { class: "details", "aria-label": "Details" });
   main.append(element("div", { class: "columns" }, views, aside));
-  const events: TabView = {
-    tab: "events",
-    label: "Events",
-    create: (root) => createEventsTable(root, model, selection),
-  };
+  const events: TabView =
+    { tab: "events", label: "Events", create: (root) => createEventsTable(root, model, selection) };
   const { contradiction } = model.device;
   if (contradiction !== null) {
     // Without a history there are no blocks, so that only the events can be shown.

@@ -4,8 +4,8 @@ import { groupsAt } from "./areas.ts";
 import { colourOf, groupsOf } from "./colours.ts";
 import { factList } from "./elements.ts";
 import { type Model, stepAt } from "./model.ts";
-import type { Selection } from "./selection.ts";
-import { count, counted, duration, eventNumber, shortName, size } from "./text.ts";
+import { colourName, type Selection } from "./selection.ts";
+import { count, counted, duration, momentText, shortName, size } from "./text.ts";
 import { drawWhenNeeded, element } from "./view.ts";
 
 /** Show the selected moment, and the memory of each group at this moment: the legend of colours. */
@@ -40,14 +40,7 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
   const free = usage.reserved[entry]! - usage.active[entry]!;
   const limit = device.capacity_bytes;
   const isBound = entry < device.exact_from;
-  const rows: [string, string][] = [
-    [
-      "After",
-      event < 0
-        ? "nothing: before the first event"
-        : `event ${eventNumber(device, event)}`,
-    ],
-  ];
+  const rows: [string, string][] = [["Moment", momentText(device, entry)]];
   if (event >= 0) {
     const action = file.actions[events.action[event]!]!;
     rows.push(["Event", ACTION_TEXTS[action] ?? action]);
@@ -97,6 +90,5 @@ function showGroups(root: HTMLElement, model: Model, selection: Selection): void
       ),
     );
   }
-  const label = { category: "category", site: "call site", phase: "phase", step: "step", age: "age" };
-  root.replaceChildren(element("h2", {}, `Allocated, by ${label[colour]}`), table);
+  root.replaceChildren(element("h2", {}, `Allocated, by ${colourName(colour)}`), table);
 }

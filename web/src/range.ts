@@ -6,7 +6,7 @@ import { unreleased } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
 import { sortRows } from "./sort.ts";
-import { counted, eventNumber, siteText, size } from "./text.ts";
+import { counted, rangeText, siteText, size } from "./text.ts";
 import { element } from "./view.ts";
 
 /** Show the range of the selection; nothing while no range is selected. */
@@ -24,18 +24,15 @@ export function createRange(root: HTMLElement, model: Model, selection: Selectio
     const bySize = { value: (block: number) => blocks.size_bytes[block]!, descending: true };
     const sorted = sortRows(kept, [bySize]);
     const bytes = kept.reduce((sum, block) => sum + blocks.size_bytes[block]!, 0);
-    const from = range[0] > 0 ? `After event ${eventNumber(device, range[0] - 1)} up to` : "Up to";
-    const last = eventNumber(device, Math.max(range[1] - 1, 0));
     shown.replaceChildren(
-      element("h2", {}, `${from} event ${last}: ${size(bytes)} allocated and not released`),
+      element("h2", {}, `${size(bytes)} allocated and not released ${rangeText(device, range)}`),
       kept.length === 0
         ? element("p", {}, "All blocks that were allocated in this range were released in it.")
         : factList([
           ["Total", `${size(bytes)} in ${counted(kept.length, "block")}`],
           ["Largest", blockLink(sorted[0]!)],
           ["Smallest", blockLink(sorted.at(-1)!)],
-        ]),
-      button("Remove the range", () => selection.update({ range: null })));
+        ]));
   }
 
   function blockLink(block: number): HTMLElement {

@@ -3,7 +3,7 @@
 import { button } from "./elements.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { eventNumber } from "./text.ts";
+import { momentText } from "./text.ts";
 import { element } from "./view.ts";
 import { shown } from "./axis.ts";
 
@@ -58,7 +58,7 @@ export function createScrubber(root: HTMLElement, { device }: Model, selection: 
   const show = (): void => {
     const { entry } = selection.state;
     slider.value = String(entry);
-    text.textContent = entry ? `after event ${eventNumber(device, entry - 1)}` : "before the first event";
+    text.textContent = momentText(device, entry);
     slider.setAttribute("aria-valuetext", text.textContent);
   };
   selection.subscribe((state, previous) => {

@@ -10,6 +10,9 @@ import { AXES, type AxisName } from "./axis.ts";
 export const COLOURS = ["category", "site", "phase", "step", "age"] as const;
 export type Colour = (typeof COLOURS)[number];
 
+/** Return the name of a colouring, as people see it. */
+export const colourName = (colour: Colour): string => (colour === "site" ? "call site" : colour);
+
 export const TABS = ["map", "blocks", "events", "flame", "modules", "ranks", "difference"] as const;
 export type Tab = (typeof TABS)[number];
 
@@ -23,6 +26,8 @@ export interface State {
   range: [number, number] | null;
   /** The entries that the timeline shows, first and last; null: all. */
   zoom: [number, number] | null;
+  /** The bytes at the lower and the upper edge of the timeline; null: all. */
+  bytes: [number, number] | null;
   /** The selected block; null: none. */
   block: number | null;
   /** null: the page chooses, until the reader does. */
@@ -49,6 +54,7 @@ export const START: Readonly<State> = {
   entry: -1,
   range: null,
   zoom: null,
+  bytes: null,
   block: null,
   colour: null,
   axis: "events",
@@ -130,7 +136,7 @@ export function fromHash(hash: string): State {
     const value = whole(read.get(key));
     if (value !== null) state[key] = value;
   }
-  for (const key of ["range", "zoom"] as const) {
+  for (const key of ["range", "zoom", "bytes"] as const) {
     const [first, last] = (read.get(key) ?? "").split("-").map(whole);
     if (first != null && last != null && first <= last) state[key] = [first, last];
   }

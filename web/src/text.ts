@@ -65,6 +65,17 @@ export function roundTime(microseconds: number, step: number): string {
   return `${(microseconds / (divisor as number)).toFixed(digits)} ${unit}`;
 }
 
+/** Return which moment an entry is. */
+export function momentText(device: Device, entry: number): string {
+  return entry > 0 ? `after event ${eventNumber(device, entry - 1)}` : "before the first event";
+}
+
+/** Return a range of entries as "after event 29 up to event 79". */
+export function rangeText(device: Device, [first, last]: [number, number]): string {
+  const begin = first ? momentText(device, first) : "from the first event";
+  return last ? `${begin} up to event ${eventNumber(device, last - 1)}` : begin;
+}
+
 /** Return the number that people see for an event. */
 export function eventNumber(device: Device, event: number): string {
   return count(device.first_event + event);

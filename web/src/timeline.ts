@@ -14,7 +14,7 @@ import type { Model } from "./model.ts";
 import { createMinimap } from "./minimap.ts";
 import type { Selection } from "./selection.ts";
 import { tooltipLines } from "./block_texts.ts";
-import { count, duration, roundTime, size } from "./text.ts";
+import { count, roundTime, size } from "./text.ts";
 import {
   AXIS, drawAreas, drawAxes, drawLanes, drawLines, drawMarks, drawStepBands, type Frame, LANE,
   laneCount, LEFT, type Line, outline, placeAtTop, placeLineNames, placeMarks, placeNames, RIGHT,
@@ -24,6 +24,9 @@ import { listen } from "./timeline_input.ts";
 import { createTimelineTools } from "./timeline_tools.ts";
 import { createTooltip } from "./tooltip.ts";
 import { drawWhenNeeded, element, prepare } from "./view.ts";
+
+/** The fewest bytes that the height of the timeline shows. */
+const LEAST_BYTES = 4096;
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -48,11 +51,12 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   }, overlay);
   box.append(base, over);
   lanes.style.marginLeft = `${LEFT}px`;
-  const tooltip = createTooltip(box);
+  const tooltip = createTooltip(box, true);
   let areas: Areas;
   let frame: Frame;
   let labels: Labels;
   let drawn = "";
+  let highest = 0; // the bytes at the upper edge when all are shown
   let pointer: { x: number; y: number } | null = null;
 
   const interval = (): [number, number] => shown(selection.state.zoom, entries);
@@ -64,11 +68,12 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   // The event of an entry e is e - 1, and takes effect at the left edge of e.
   const eventOf = (x: number): number => device.first_event + x - 1;
   const axis = (): Axis => axisOf(device, selection.state.axis);
-  const timeOf = (x: number): string => {
+  const timeOf = (x: number, step: number): string => {
     const { time_us, count: events } = device.events;
     if (!device.has_times || !events) return "";
-    const event = Math.max(0, Math.min(events - 1, Math.round(x) - 1));
-    return ` · ${duration(time_us[event]! - time_us[0]!)}`;
+    const [here, next] = [x, x + step].map((at) =>
+      time_us[Math.max(0, Math.min(events - 1, Math.round(at) - 1))]! - time_us[0]!) as [number, number];
+    return ` · ${roundTime(here, Math.max(1, (next - here) / 10))}`;
   };
 
   createMinimap(root, model, selection);
@@ -81,7 +86,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   function draw(): void {
     const { state, colour } = selection;
     const [width, height] = [Math.max(200, box.clientWidth), box.clientHeight];
-    const key = [state.zoom, state.axis, colour, width, height, ink().paper, devicePixelRatio].join(" ");
+    const key = [state.zoom, state.bytes, state.axis, colour, width, height, ink().paper, devicePixelRatio].join(" ");
     if (key !== drawn) drawCurves(width, height);
     drawn = key;
     drawOverlay();
@@ -97,13 +102,15 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     const columns = columnsOf(usage.allocated, shownAxis, first, last, Math.max(50, across));
     const { xs, lines } = linesOf(columns, across);
     const shownBytes = lines.flatMap(({ values }) => values.map((value) => value ?? 0));
-    const top = 1.06 * Math.max(1, most(shownBytes), largest(columns.entries, usage.allocated));
+    highest = 1.06 * Math.max(1, most(shownBytes), largest(columns.entries, usage.allocated));
+    const [low, top] = selection.state.bytes ?? [0, highest];
     const [begin, end] = [shownAxis.at(first), shownAxis.at(last + 1)];
     const span = end - begin || 1;
     const at = (place: number): number => ((place - begin) / span) * across;
     frame = {
       width: across,
       height: down,
+      low,
       top,
       axis: shownAxis,
       begin,
@@ -111,10 +118,11 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       at,
       x: (entry) => at(shownAxis.at(entry)),
       entry: (x) => shownAxis.entry(begin + (x / across) * span),
-      y: (bytes) => down - (bytes / top) * down,
+      y: (bytes) => down - ((bytes - low) / (top - low)) * down,
+      bytes: (y) => top - (y / down) * (top - low),
     };
     // Blocks that are lower than a pixel get no areas of their own.
-    areas = areasOf(device.blocks, groups, columns, top / down);
+    areas = areasOf(device.blocks, groups, columns, (top - low) / down);
     const context = prepare(base, width, height);
     context.translate(LEFT, STRIP);
     context.save();
@@ -123,6 +131,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     context.clip();
     drawStepBands(context, device, frame);
     drawAreas(context, areas, groups, frame);
+    drawLines(context, xs, lines, frame);
     context.restore();
     if (shownAxis.isTime) {
       drawAxes(context, frame, 0, (time, step) => {
@@ -131,10 +140,9 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       });
     } else {
       const offset = device.first_event - 1;
-      drawAxes(context, frame, offset, (event, _, isFirst) =>
-        `${isFirst ? "event " : ""}${count(event)}${timeOf(event - offset)}`);
+      drawAxes(context, frame, offset, (event, step, isFirst) =>
+        `${isFirst ? "event " : ""}${count(event)}${timeOf(event - offset, step)}`);
     }
-    drawLines(context, xs, lines, frame);
     const high = Math.max(1, laneCount(device) * LANE);
     Object.assign(lanes.style, { width: `${across}px`, height: `${high}px` });
     const phases = selection.colour === "phase" ? groups : null;
@@ -229,7 +237,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   function under(x: number, y: number): { column: number; hit: Hit | null } {
     const { length } = areas.columns.entries;
     const column = Math.max(0, Math.min(length - 1, Math.floor((x / frame.width) * length)));
-    return { column, hit: hitAt(areas, column, (1 - y / frame.height) * frame.top) };
+    return { column, hit: hitAt(areas, column, frame.bytes(y)) };
   }
 
   function hover({ x, y }: { x: number; y: number }): void {
@@ -237,7 +245,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     const groups = groupsOf(model, selection.colour);
     const text: string[] = [];
     if (hit?.block != null) text.push(...tooltipLines(model, hit.block));
-    else if (hit) text.push(`${groups.names[hit.group]}: smaller blocks. Zoom in to see each one.`);
+    else if (hit) text.push(`${groups.names[hit.group]}: smaller blocks: zoom in (wheel, Ctrl+wheel) to see each one`);
     const column_entry = areas.columns.entries[column]!;
     text.push(
       `after event ${count(eventOf(column_entry))}: ${size(usage.allocated[column_entry]!)} allocated` +
@@ -260,6 +268,12 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     },
     entryAt,
     axis,
+    zoomBytes(factor, y = frame.height / 2) {
+      const centre = frame.bytes(y);
+      const low = Math.max(0, Math.floor(centre - (centre - frame.low) * factor));
+      const top = Math.max(low + LEAST_BYTES, Math.ceil(centre + (frame.top - centre) * factor));
+      selection.update({ bytes: low === 0 && top >= highest ? null : [low, top] });
+    },
   });
 }
 

@@ -17,7 +17,8 @@ export const AXIS = 22;
 export interface Frame {
   width: number;
   height: number;
-  /** The bytes at the upper edge. */
+  /** The bytes at the lower and at the upper edge. */
+  low: number;
   top: number;
   axis: Axis;
   /** The places of the axis at the left and at the right edge. */
@@ -29,16 +30,15 @@ export interface Frame {
   x(entry: number): number;
   /** The y of a number of bytes. */
   y(bytes: number): number;
+  /** The bytes at a y. */
+  bytes(y: number): number;
   /** The entry at an x, as a fraction. */
   entry(x: number): number;
 }
 
 /** Draw the layers, and the blocks with areas of their own. */
 export function drawAreas(
-  context: CanvasRenderingContext2D,
-  areas: Areas,
-  groups: Groups,
-  frame: Frame,
+  context: CanvasRenderingContext2D, areas: Areas, groups: Groups, frame: Frame,
 ): void {
   const { tops, columns } = areas;
   const count = columns.entries.length;
@@ -77,10 +77,7 @@ function edgesOf({ columns: { entries } }: Areas, { width }: Frame) {
 
 /** Trace the outline of a block's area. */
 export function outline(
-  context: CanvasRenderingContext2D,
-  area: BlockArea,
-  areas: Areas,
-  frame: Frame,
+  context: CanvasRenderingContext2D, area: BlockArea, areas: Areas, frame: Frame,
 ): void {
   const edge = edgesOf(areas, frame);
   const { from, bottom, bytes } = area;
@@ -109,8 +106,8 @@ export function placeNames(labels: Labels, { tops, columns }: Areas, groups: Gro
     const found: { height: number; x: number; y: number }[] = [];
     const stride = Math.max(1, Math.floor(needed / 6));
     for (let column = 0; column + needed <= count; column += stride) {
-      let ceiling = Infinity;
-      let floor = 0;
+      let ceiling = frame.top;
+      let floor = frame.low;
       for (let i = column; i < column + needed; i++) {
         ceiling = Math.min(ceiling, top[i]!);
         floor = Math.max(floor, below ? below[i]! : 0);
@@ -177,7 +174,7 @@ export function drawAxes(
   };
   context.textAlign = "right";
   context.textBaseline = "middle";
-  for (const bytes of byteSplits(frame.top)) {
+  for (const bytes of byteSplits(frame.low, frame.top)) {
     const y = Math.round(frame.y(bytes));
     write(size(bytes), -9, y, [-5, y, width + 5, 1]);
   }
@@ -201,14 +198,15 @@ export function drawAxes(
   }
 }
 
-/** Return round sizes up to a maximum: about five. */
-function byteSplits(max: number): number[] {
+/** Return round sizes between two: about five. */
+function byteSplits(min: number, top: number): number[] {
+  const max = top - min;
   const unit = 1024 ** Math.floor(Math.log(Math.max(1, max)) / Math.log(1024));
   const steps = [1, 2, 5, 10, 20, 50, 100, 200, 256, 512].map((step) => step * unit);
   const step = steps.find((wide) => max / wide <= 6) ?? max;
   const small = max / step < 2 ? step / 4 : step;
   const found: number[] = [];
-  for (let at = 0; at <= max; at += small) found.push(at);
+  for (let at = Math.ceil(min / small) * small; at <= top; at += small) found.push(at);
   return found;
 }
 
@@ -247,9 +245,7 @@ export function placeAtTop(labels: Labels, text: string, colour: string, frame: 
 
 /** Shade every second step over the height of the plot. */
 export function drawStepBands(
-  context: CanvasRenderingContext2D,
-  device: Device,
-  frame: Frame,
+  context: CanvasRenderingContext2D, device: Device, frame: Frame,
 ): void {
   context.fillStyle = ink().band;
   for (let i = 0; i < device.steps.length; i += 2) {
@@ -339,14 +335,14 @@ export function drawLanes(
   const first = device.steps.length ? 1 : 0;
   const bounds = { left: 0, top: 0, right: frame.width, bottom: laneCount(device) * LANE };
   const labels = new Labels(context, bounds);
-  const narrow: [string, number][] = [];
+  const narrow: [string, number, number][] = [];
   const lane = (row: number, from: number, to: number, text: string, fill: string): void => {
     const [left, right] = [Math.max(0, from), Math.min(frame.width, to)];
     if (right <= 0 || left >= frame.width || right - left < 0.7) return;
     context.fillStyle = fill;
     context.fillRect(left, row * LANE, Math.max(0.5, right - left - 1), LANE - 1);
     if (labels.width(text) <= right - left) labels.place(text, ink().text, [[left, row * LANE]]);
-    else if (row < first) narrow.push([text, left]);
+    else narrow.push([text, left, row * LANE]);
   };
   for (const [i, [step, begin]] of device.steps.entries()) {
     const end = device.steps[i + 1]?.[1] ?? device.events.count;
@@ -362,7 +358,7 @@ export function drawLanes(
       : [frame.x(begin + 1), frame.x(end + 1)];
     lane(first + depth, from, to, name, fill);
   }
-  // Names of narrow steps are written over the next ones, where there is room.
-  for (const [text, left] of narrow) labels.place(text, ink().text, [[left, 0]]);
+  // Names of narrow intervals are written over the next ones, where there is room.
+  for (const [text, left, top] of narrow) labels.place(text, ink().text, [[left, top]]);
   labels.draw(context, phases ? ink().paper : "transparent");
 }

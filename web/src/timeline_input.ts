@@ -13,6 +13,8 @@ export interface Handlers {
   /** Return the entry at an x of the plot. */
   entryAt(x: number): number;
   axis(): Axis;
+  /** Show `factor` times as many bytes, with those at `y` at the same place; else the middle. */
+  zoomBytes(factor: number, y?: number): void;
 }
 
 /** Listen to the pointer over the plot, and to the keys of the element that has the focus. */
@@ -31,6 +33,8 @@ export function listen(
     const length = axis().at(last + 1) - axis().at(first);
     selection.update({ zoom: moved(axis(), [first, last], share * length) });
   };
+  const zoomBy = (factor: number, centre: number): void =>
+    selection.update({ zoom: zoomed(axis(), interval(), factor, centre) });
   let pressed: number | null = null; // the x at which the pointer was pressed
   let isDragged = false;
   over.addEventListener("pointerdown", (event) => {
@@ -49,7 +53,7 @@ export function listen(
   over.addEventListener("click", (event) => {
     if (!isDragged) handlers.click(event.offsetX, event.offsetY);
   });
-  over.addEventListener("dblclick", () => selection.update({ zoom: null, range: null }));
+  over.addEventListener("dblclick", () => selection.update({ zoom: null, bytes: null, range: null }));
   over.addEventListener(
     "wheel",
     (event) => {
@@ -60,8 +64,8 @@ export function listen(
         pan(across / over.clientWidth);
       } else {
         const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300)));
-        const centre = handlers.entryAt(event.offsetX);
-        selection.update({ zoom: zoomed(axis(), interval(), factor, centre) });
+        if (event.ctrlKey || event.metaKey) handlers.zoomBytes(factor, event.offsetY);
+        else zoomBy(factor, handlers.entryAt(event.offsetX));
       }
     },
     { passive: false },
@@ -74,16 +78,18 @@ export function listen(
     // About five pixels; with Ctrl one event.
     const stride = event.ctrlKey || event.metaKey ? 1 : Math.max(1, Math.round(length / 200));
     const by = event.key === "ArrowRight" ? stride : -stride;
-    if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
+    const key = event.ctrlKey || event.metaKey ? "" : event.key.toLowerCase(); // Ctrl+S saves
+    if (key === "a" || key === "d") pan(key === "a" ? -0.1 : 0.1);
+    else if (event.key === "ArrowUp" || event.key === "ArrowDown") {
+      handlers.zoomBytes(event.key === "ArrowUp" ? 0.5 : 2);
+    } else if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
       if (event.shiftKey) pan(Math.sign(by) / 10);
       else follow(Math.max(0, Math.min(entries - 1, entry + by)));
     } else if (event.key === "Home") follow(0);
     else if (event.key === "End") follow(entries - 1);
-    else if (event.key === "+" || event.key === "=") {
-      selection.update({ zoom: zoomed(axis(), [first, last], 0.5, entry) });
-    } else if (event.key === "-") {
-      selection.update({ zoom: zoomed(axis(), [first, last], 2, entry) });
-    } else if (event.key === "0") selection.update({ zoom: null });
+    else if (["+", "=", "w"].includes(key)) zoomBy(0.5, entry);
+    else if (key === "-" || key === "s") zoomBy(2, entry);
+    else if (event.key === "0") selection.update({ zoom: null, bytes: null });
     else if (event.key === "[") mark(entry, Math.max(entry, selection.state.range?.[1] ?? entry));
     else if (event.key === "]") mark(Math.min(entry, selection.state.range?.[0] ?? entry), entry);
     else if (event.key === "Escape") selection.update({ range: null, block: null });

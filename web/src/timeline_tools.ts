@@ -2,35 +2,18 @@
 
 import { type AxisName, axisOf, shown, zoomed } from "./axis.ts";
 import { button, menu } from "./elements.ts";
-import type { Device, Model } from "./model.ts";
-import { COLOURS, type Colour, type Selection } from "./selection.ts";
-import { counted, eventNumber, size } from "./text.ts";
+import type { Model } from "./model.ts";
+import { COLOURS, type Colour, colourName, type Selection } from "./selection.ts";
+import { counted, rangeText, size } from "./text.ts";
 import { element } from "./view.ts";
-
-const COLOUR_LABELS: Record<Colour, string> = {
-  category: "category",
-  site: "call site",
-  phase: "phase",
-  step: "step",
-  age: "age",
-};
-
-/** Return a range of entries as "After event 29 up to event 79". */
-function rangeText(device: Device, [first, last]: [number, number]): string {
-  const begin = first ? `After event ${eventNumber(device, first - 1)}` : "From the first event";
-  return last ? `${begin} up to event ${eventNumber(device, last - 1)}` : begin;
-}
 
 export function createTimelineTools(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
   const entries = device.events.count + 1;
   const bar = element("div", { class: "toolbar" });
-  const choice = element("select", {});
-  for (const colour of COLOURS) {
-    choice.append(element("option", { value: colour }, COLOUR_LABELS[colour]));
-  }
-  choice.addEventListener("change", () => selection.update({ colour: choice.value as Colour }));
-  bar.append(element("h2", {}, "Memory over time"), element("label", {}, "Colour by ", choice));
+  const choice = menu("Colour by", COLOURS.map((colour) => [colour, colourName(colour)] as const),
+    selection.colour, (value) => selection.update({ colour: value as Colour }));
+  bar.append(element("h2", {}, "Memory over time"), choice.root);
 
   const axis = menu("Axis", [["events", "events"], ["time", "time"]], selection.state.axis, (value) =>
     selection.update({ axis: value as AxisName }));
@@ -43,11 +26,10 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     const centre = isInside ? entry : (interval[0] + interval[1]) / 2;
     selection.update({ zoom: zoomed(axisOf(device, selection.state.axis), interval, factor, centre) });
   };
-  const zoom = element("span", { class: "buttons" }, "Zoom ");
-  zoom.append(
+  const zoom = element("span", { class: "buttons" }, "Zoom ",
     button("+", () => zoomBy(0.5), { title: "Zoom in at the selected moment (key +)" }),
     button("−", () => zoomBy(2), { title: "Zoom out (key -)" }),
-    button("All", () => selection.update({ zoom: null }), {
+    button("All", () => selection.update({ zoom: null, bytes: null }), {
       title: "Show the complete history (key 0)",
     }),
   );
@@ -72,12 +54,10 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
   function show(): void {
     const { range: selected } = selection.state;
     const { colour } = selection;
-    choice.value = colour;
+    choice.select.value = colour;
     axis.select.value = selection.state.axis;
     if (!selected) {
-      range.replaceChildren(
-        element("span", { class: "hint" }, "Drag selects, wheel zooms"),
-      );
+      range.replaceChildren(element("span", { class: "hint" }, "Drag selects, wheel zooms"));
       return;
     }
     const change = usage.allocated[selected[1]]! - usage.allocated[selected[0]]!;

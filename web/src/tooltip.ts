@@ -1,4 +1,4 @@
-/** A box with lines of text next to the pointer. */
+/** A box with lines of text next to the pointer, or below the parent so that it covers nothing of it. */
 
 import { element } from "./view.ts";
 
@@ -8,7 +8,7 @@ export interface Tooltip {
   hide(): void;
 }
 
-export function createTooltip(parent: HTMLElement): Tooltip {
+export function createTooltip(parent: HTMLElement, isBelow = false): Tooltip {
   // The same facts are in the details for keyboards and screen readers.
   const box = element("div", { class: "tooltip", "aria-hidden": "true" });
   box.hidden = true;
@@ -20,7 +20,8 @@ export function createTooltip(parent: HTMLElement): Tooltip {
       box.hidden = false;
       const { offsetWidth, offsetHeight } = box;
       const left = x + 16 + offsetWidth > parent.clientWidth ? x - offsetWidth - 12 : x + 16;
-      const top = Math.min(y + 12, Math.max(0, parent.clientHeight - offsetHeight));
+      const most = Math.max(0, parent.clientHeight - offsetHeight);
+      const top = isBelow ? parent.clientHeight : Math.min(y + 12, most);
       box.style.left = `${Math.max(0, left)}px`;
       box.style.top = `${top}px`;
     },

@@ -9,9 +9,10 @@ import { element } from "./view.ts";
 export function createVerdict(
   page: Page, selection: Selection, file: FileData | null, tools: HTMLElement,
 ): HTMLElement {
-  const { verdict: { heading, lines, commands }, title, files, left_out } = page;
+  const { verdict: { heading, lines, commands, is_leak }, title, files, left_out } = page;
   const root = element("section", { class: "panel verdict", id: "verdict", "aria-label": "Verdict" });
   root.classList.toggle("is-bad", files.some(({ ooms }) => ooms > 0));
+  root.classList.toggle("is-leak", is_leak);
   const short = lines.find((line) => line.startsWith("Do: ")) ?? lines[0];
   // The verdict is about the first device of the first file.
   const names = selection.state.file === 0 && file ? namesOf(file) : null;

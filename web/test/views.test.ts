@@ -26,6 +26,7 @@ test("an address keeps the selection", () => {
       entry: next() < 0.2 ? -1 : whole(),
       range: next() < 0.5 ? null : [Math.min(a, b), Math.max(a, b)],
       zoom: next() < 0.5 ? null : [Math.min(a, b), Math.max(a, b)],
+      bytes: next() < 0.5 ? null : [Math.min(a, b), Math.max(a, b)],
       block: next() < 0.5 ? null : whole(),
       colour: COLOURS[whole() % COLOURS.length]!,
       axis: AXES[whole() % AXES.length]!,

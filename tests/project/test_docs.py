@@ -1,35 +1,18 @@
 """Tests of docs/: links resolve, and generated pages agree with the code."""
 
-import importlib
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
+import generate
 import pytest
+import run_examples
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
-UNREAD = ("how-to", "reference", "skill")  # folders that another branch rewrites: remove this then
-READ = [page for page in PAGES[1:] if page.parent.name not in UNREAD]  # without the CHANGELOG
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-WORDY = re.compile(
-    r"\bas of\b|\bis no\b|\bto be had\b|\bin (the )?place of\b|\bmended\b|\bthe first such\b"
-    r"|\b(is|are|was) to be\b|\bof which .*\bof which\b|^(Of|What) (?!.*\?$)"
-)
-"""What nobody would say aloud; questions may begin with "What"."""
-
-Import = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Import:
-    """Return a function that imports a script of docs/."""
-    monkeypatch.syspath_prepend(DOCS)
-    return importlib.import_module
 
 
 def anchors(page: Path) -> set[str]:
@@ -52,6 +35,15 @@ def test_every_relative_link_resolves(page: Path) -> None:
             assert target.is_relative_to(DOCS), link
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), link
+
+
+UNREAD = ("how-to", "reference", "skill")  # folders that another branch rewrites: remove this then
+READ = [page for page in PAGES[1:] if page.parent.name not in UNREAD]  # without the CHANGELOG
+WORDY = re.compile(
+    r"\bas of\b|\bis no\b|\bto be had\b|\bin (the )?place of\b|\bmended\b|\bthe first such\b"
+    r"|\b(is|are|was) to be\b|\bof which .*\bof which\b|^(Of|What) (?!.*\?$)"
+)
+"""What nobody would say aloud; questions may begin with "What"."""
 
 
 @pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
@@ -79,16 +71,17 @@ def test_every_page_can_be_reached() -> None:
     assert pages - {DOCS / "index.md"} <= index
 
 
-def test_generated_pages_are_up_to_date(script: Import, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = script("generate")
+def test_generated_pages_are_up_to_date() -> None:
     assert generate.out_of_date() == []
-    # AND an outdated page is found
+
+
+def test_an_outdated_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "reference/options.md"
     monkeypatch.setitem(generate.PAGES, page, lambda: "another page")
     assert generate.out_of_date() == [page]
 
 
-def test_commands_of_a_page_are_run(script: Import, tmp_path: Path) -> None:
+def test_commands_of_a_page_are_run(tmp_path: Path) -> None:
     # GIVEN a page with a program, a command that works and one that fails
     page = tmp_path / "page.md"
     page.write_text(
@@ -96,7 +89,7 @@ def test_commands_of_a_page_are_run(script: Import, tmp_path: Path) -> None:
         "```console\n$ python two.py\nold output\n$ false\n```\n"
     )
     # WHEN the page is run
-    text, failures = script("run_examples").run_page(page, python=sys.executable)
+    text, failures = run_examples.run_page(page, lambda line: None, sys.executable)
     # THEN it has the new output, and the failure is reported
     assert "```console\n$ python two.py\n2\n$ false\n```\n" in text
     assert failures == ["$ false\n"]
@@ -104,8 +97,8 @@ def test_commands_of_a_page_are_run(script: Import, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_tutorial_works(script: Import) -> None:
-    text, failures = script("run_examples").run_page(DOCS / "tutorial.md", python=sys.executable)
+def test_the_tutorial_works() -> None:
+    text, failures = run_examples.run_page(DOCS / "tutorial.md", lambda line: None, sys.executable)
     assert failures == []
     assert "NO PROBLEM FOUND" in text
     assert "out of memory" not in text

@@ -1,17 +1,18 @@
 """Test what `make wheels` makes, as far as it needs no network."""
 
-import importlib
 import json
 import re
 import shutil
 import tomllib
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
+import audits
+import compilation
+import links
 import pytest
 import torch
+from pins import Release
 
 import pytracer
 from pytracer.backends.ready_hooks import ReadyHook
@@ -19,13 +20,6 @@ from pytracer.backends.running_torch import TorchBuild
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / ".ci/wheels"
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Return a function that imports a module of the release; "compilation" needs fsspec."""
-    monkeypatch.syspath_prepend(WHEELS)
-    return importlib.import_module
 
 
 def test_every_release_that_tests_run_on_is_pinned() -> None:
@@ -49,10 +43,7 @@ def test_every_release_that_tests_run_on_is_pinned() -> None:
             assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in hashes)
 
 
-def test_a_hook_compiled_twice_is_the_same_to_the_byte(
-    module: Callable[[str], ModuleType], tmp_path: Path
-) -> None:
-    compilation = module("compilation")
+def test_a_hook_compiled_twice_is_the_same_to_the_byte(tmp_path: Path) -> None:
     made: list[ReadyHook] = []
     contents = []
     for place in ("here", "somewhere/else"):
@@ -67,7 +58,7 @@ def test_a_hook_compiled_twice_is_the_same_to_the_byte(
         compilation.make_stand_ins(headers / "torch/lib")
         # WHEN
         build = TorchBuild("9.9.0", headers / "torch", True)
-        release = module("pins").Release("torch", "9.9.0")
+        release = Release("torch", "9.9.0")
         hook = compilation.compile_hook("cpu", release, build, headers, output)
         made.append(hook)
         contents.append((output / hook.library).read_bytes())
@@ -106,8 +97,7 @@ def test_the_workflow_of_a_release_runs_what_exists() -> None:
         assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
 
 
-def test_the_links_of_a_release_lead_to_its_repository(module: Callable[[str], ModuleType]) -> None:
-    links = module("links")
+def test_the_links_of_a_release_lead_to_its_repository() -> None:
     # GIVEN the README and the project's table
     readme, pyproject = ((ROOT / name).read_text() for name in ("README.md", "pyproject.toml"))
     # WHEN they are made ready for a release
@@ -143,21 +133,14 @@ def test_the_recipe_for_conda_needs_what_the_package_needs() -> None:
     ],
 )
 def test_a_release_needs_a_section_of_the_changelog(
-    changelog: str,
-    described: bool,
-    module: Callable[[str], ModuleType],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    changelog: str, described: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "CHANGELOG.md").write_text(changelog)
-    audits = module("audits")
     monkeypatch.setattr(audits, "ROOT", tmp_path)
     assert audits.changelog_has("1.2.0") == described
 
 
-def test_a_wheel_does_not_depend_on_the_umask(
-    module: Callable[[str], ModuleType], tmp_path: Path
-) -> None:
+def test_a_wheel_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     # GIVEN the same files in the checkouts of two users
     copies = []
     for umask in (0o022, 0o077):
@@ -168,7 +151,7 @@ def test_a_wheel_does_not_depend_on_the_umask(
                 member.external_attr = (mode & ~umask) << 16
                 content.writestr(member, b"" if name == "a/" else b"content")
         # WHEN their wheels are audited
-        module("audits").copy_without_umask(wheel, tmp_path / f"{umask:o}-copy.whl")
+        audits.copy_without_umask(wheel, tmp_path / f"{umask:o}-copy.whl")
         copies.append((tmp_path / f"{umask:o}-copy.whl").read_bytes())
     # THEN the bytes are the same, and all users can read the files
     assert copies[0] == copies[1]

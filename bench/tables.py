@@ -94,11 +94,9 @@ def overhead() -> str:
     percent = steps("cuda", "quiet", "wall")["added"]
     rows = []
     for name in ("attached", *OURS, *NATIVE):
-        if name not in percent or (name, 5) not in cuda:
-            continue
-        cells = [spread(cuda[name, frames]["added_ns"], ".0f") for frames in (5, 40)]
-        cells += [
-            spread(cpu[name, frames]["added_ns"], ".0f") if (name, frames) in cpu else "-"
+        cells = [
+            spread(found[name, frames]["added_ns"], ".0f") if (name, frames) in found else "-"
+            for found in (cuda, cpu)
             for frames in (5, 40)
         ]
         rows.append([NAMES[name], *cells, spread(percent[name]["percent"], ".1f") + " %"])

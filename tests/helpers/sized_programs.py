@@ -52,12 +52,6 @@ def training(
         yield "step", "", 0
 
 
-def fed(batch: int, length: int) -> Requests:
-    """Train with inputs that a file shows."""
-    yield "input", "x", 8 * batch * length
-    yield from training(batch, length)
-
-
 def routed(batch: int, length: int | list[int], steps: int = 3) -> Requests:
     """Train experts, which get as many tokens as the values of each step decide.
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -147,19 +148,11 @@ def wrong_imports(package: Path) -> list[str]:
 
 def cycle(edges: Mapping[str, Iterable[str]]) -> list[str]:
     """Return the nodes of a cycle in a graph; [] if there is none."""
-    done: set[str] = set()
-
-    def visit(node: str, path: list[str]) -> list[str]:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node not in done:
-            for target in edges.get(node, ()):
-                if found := visit(target, [*path, node]):
-                    return found
-            done.add(node)
-        return []
-
-    return next((found for node in edges if (found := visit(node, []))), [])
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def test_imports_point_down() -> None:
@@ -192,7 +185,7 @@ def test_wrong_imports_are_found(tmp_path: Path) -> None:
     # THEN that import is found, and the other one is not
     assert wrong_imports(package) == ["pytracer/reading/a.py imports pytracer.tracing.b"]
     # AND so is a cycle
-    assert cycle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert {*cycle({"a": ["b"], "b": ["c"], "c": ["b"]})} == {"b", "c"}
     assert cycle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
 
 

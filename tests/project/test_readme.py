@@ -61,11 +61,6 @@ def test_every_function_exists(page: Path) -> None:
             found = getattr(found, part)
 
 
-def test_every_public_name_exists() -> None:
-    for name in pytracer.__all__:
-        assert hasattr(pytracer, name), name
-
-
 @pytest.mark.parametrize(
     ("page", "answer"),
     [

@@ -28,6 +28,7 @@ BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | 
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
+	@echo 'Compiling pytracer, which takes about a minute. The demo itself takes seconds.'
 	.venv/bin/pip $(INSTALL) --no-build-isolation .
 	.venv/bin/pytracer demo
 
@@ -201,6 +202,7 @@ HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3,
 
 # torch comes first, of one version: pytracer does not depend on it, so that pip never looks for another.
 .venv/torch .venv-dev/torch: %/torch:
+	@echo 'Installing $(TORCH) into $*: some 200 MB.'
 	$(PYTHON) -m venv $*
 	$*/bin/pip $(INSTALL) '$(TORCH)' numpy
 	touch $@

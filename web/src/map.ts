@@ -156,8 +156,7 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     const inSegment = `in a segment of ${size(segment.size_bytes)} at ${address(device, segment.address)}`;
     if ("block" in found) {
       const colour = colourOf(groups.swatch[groups.of[found.block]!]!);
-      tooltip.show(x, y, [...tooltipLines(model, found.block), inSegment], colour);
-      return;
+      return tooltip.show(x, y, [...tooltipLines(model, found.block), inSegment], colour);
     }
     const { begin, end, free } = found.hole;
     const returnable = free.end - free.begin;

@@ -37,17 +37,15 @@ from pytracer.text import file_name, printable
     "-o",
     "--output",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="The folder for tables, or the file for collapsed stacks, which is compressed if its name "
-    "ends in .gz. Existing files are overwritten. '-' is standard output, for collapsed stacks.  "
-    "[default, for collapsed stacks only: -]",
+    help="The folder for tables, or the file for collapsed stacks, compressed if its name ends in "
+    ".gz. Existing files are overwritten.  [default of collapsed stacks: standard output]",
 )
 @memory_option
 @click.option(
     "--at",
     type=click.Choice(["peak", "end", "oom"]),
-    help="Which memory collapsed stacks show. peak: what was held at the peak of allocated bytes. "
-    "end: what was held when the snapshot was taken. oom: what was held when memory last ran out.  "
-    "[default: peak]",
+    help="Which memory collapsed stacks show: at the peak, at the end, or when memory last ran out."
+    "  [default: peak]",
 )
 @click.option(
     "--by-category",

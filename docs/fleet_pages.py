@@ -13,19 +13,15 @@ from pytracer.fleet.report import BASE, QUERIES, query
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
-`TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
-rank. [`fleet-tables.json`](fleet-tables.json) has the type and the meaning of every column. This is
-version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A new minor version adds
-columns. A new major version removes a column or changes its meaning.
+`TABLE/{{table}}/{{number}}.parquet`. [`fleet-tables.json`](fleet-tables.json) has the type and the
+meaning of every column, in version {SCHEMA_VERSION} of the schema. A new minor version adds columns.
+A new major version removes a column or changes its meaning. Without `TABLE/_pytracer_fleet.json`,
+the collection is still running or was killed.
 
-Null means that the value is unknown, or does not apply. Bytes are integers. [What the numbers
-mean](report.md) describes the figures. `TABLE/_pytracer_fleet.json` is written last. If it is
-missing, the collection is still running or was killed.
-
-The columns are the keys of [`pytracer show --json`](json.md), those of nested objects joined by
-`_`, where a word that would repeat is there once: `peak_allocated_bytes`. Call sites are texts:
-`file:line function`. Every table has `run` (`--run`, or else the folder), `file_step`, `rank` and
-`source` (the path or URL of the file), those of devices `device` and `device_name`.
+Null means that the value is unknown, or does not apply. The columns are the keys of [`pytracer show
+--json`](json.md), those of nested objects joined by `_`: `peak_allocated_bytes`. Call sites are
+texts, `file:line function`. Every table has `run`, `file_step`, `rank` and `source` (the path or
+URL of the file), those of devices `device` and `device_name`.
 
 | table | rows | columns to begin with |
 |---|---|---|
@@ -52,9 +48,8 @@ SQL = """
 ## Tables of the report
 
 `pytracer fleet report TABLE --sql` prints the SQL for DuckDB that answers the questions of the
-report, with the variables that it reads and comments on each column and rule ([use the
-tables](../how-to/many-ranks.md#use-the-tables)). It makes these tables, each from the dataset and
-from the tables before it: """
+report ([use the tables](../how-to/many-ranks.md#use-the-tables)). It makes these tables, each from
+those before it: """
 
 
 def tables_page() -> str:

@@ -109,7 +109,8 @@ def command_page() -> str:
         "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`. If another "
         "project's package has replaced the command `pytracer`, `torch-pytracer doctor` says so."
         "\n\n",
-        "Exit codes are 0, 1 if something failed, and 2 if options or arguments are wrong. "
+        "`--help` of each command also has examples, its defaults in several files, and its exit "
+        "codes. They are 0, 1 if something failed, and 2 if options or arguments are wrong. "
         "`pytracer run` has that of its program.\n\n"
         "## Options of several commands\n\n",
         *reversed(shared.values()),
@@ -139,12 +140,9 @@ def command_section(context: click.Context, shared: Collection[str]) -> Iterator
     """Yield the parts of the section of one command."""
     command = context.command
     usage = " ".join(command.collect_usage_pieces(context))
-    question, *paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    question, _, _ = inspect.cleandoc(command.help or "").partition("\n\n")
     yield f"\n## pytracer {context.info_name}\n\n{escaped(question)} "
     yield f"`pytracer {context.info_name} {usage}`\n"
-    for paragraph in paragraphs:
-        if not paragraph.startswith("\b"):  # examples: `--help` and the how-to pages have them
-            yield f"\n{escaped(paragraph)}\n"
     rows = option_rows(context)
     if context.info_name == "run":
         yield "\nAll [options of a tracer](options.md), such as `--stack-depth 64`, and:\n"

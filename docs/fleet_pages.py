@@ -14,9 +14,9 @@ from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
 `TABLE/{{table}}/{{number}}.parquet`. [`fleet-tables.json`](fleet-tables.json) has the type and the
-meaning of every column, in version {SCHEMA_VERSION} of the schema. A new minor version adds columns.
-A new major version removes a column or changes its meaning. Without `TABLE/_pytracer_fleet.json`,
-the collection is still running or was killed.
+meaning of every column (version {SCHEMA_VERSION}). A minor version adds columns, and a major version
+removes a column or changes its meaning. Without `TABLE/_pytracer_fleet.json`, the collection is
+still running or was killed.
 
 Null means that the value is unknown, or does not apply. The columns are the keys of [`pytracer show
 --json`](json.md), those of nested objects joined by `_`: `peak_allocated_bytes`. Call sites are

@@ -109,9 +109,8 @@ def command_page() -> str:
         "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`. If another "
         "project's package has replaced the command `pytracer`, `torch-pytracer doctor` says so."
         "\n\n",
-        "`--help` of each command also has examples, its defaults in several files, and its exit "
-        "codes. They are 0, 1 if something failed, and 2 if options or arguments are wrong. "
-        "`pytracer run` has that of its program.\n\n"
+        "`--help` of each command has examples, and its exit codes: 0, 1 if something failed, 2 if "
+        "options or arguments are wrong, and others. `pytracer run` has that of its program.\n\n"
         "## Options of several commands\n\n",
         *reversed(shared.values()),
     ]
@@ -149,7 +148,7 @@ def command_section(context: click.Context, shared: Collection[str]) -> Iterator
     if own := [row for row in rows if row not in shared]:
         yield f"\n{''.join(own)}"
     if others := [f"`{name}`" for row, name in rows.items() if row in shared]:
-        yield f"\nAlso [these](#options-of-several-commands): {', '.join(others)}.\n"
+        yield f"\nAlso {', '.join(others)}.\n"
 
 
 def escaped(text: str) -> str:

@@ -14,7 +14,7 @@ from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
 `TABLE/{{table}}/{{number}}.parquet`. [`fleet-tables.json`](fleet-tables.json) has the type and the
-meaning of every column (version {SCHEMA_VERSION}). A minor version adds columns, and a major version
+meaning of every column (version {SCHEMA_VERSION}). A minor version adds columns, a major version
 removes a column or changes its meaning. Without `TABLE/_pytracer_fleet.json`, the collection is
 still running or was killed.
 

@@ -37,19 +37,18 @@ from pytracer.tracing.options import (
     type=click.Choice(LIBRARIES),
     multiple=True,
     help="A device that must be recordable, host for pinned host memory, or autograd for forward "
-    "stacks; with --build, what to build a hook for. May be repeated.  [default: the accelerator "
-    "that torch finds, or else cpu; with --build, all that torch supports]",
+    "stacks. May be repeated.  [default: the accelerator that torch finds, else cpu; with --build, "
+    "all that torch supports]",
 )
 @click.option(
     "--build",
     is_flag=True,
-    help="Build the hooks for the installed torch, print their paths, and check nothing.",
+    help="Build the hooks for the installed torch, and print their paths.",
 )
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache, "
-    "or a private temporary folder if the cache cannot be written]",
+    help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache]",
 )
 @json_options
 @click.pass_context

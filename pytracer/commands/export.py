@@ -30,8 +30,7 @@ from pytracer.text import file_name, printable
     "--to",
     type=click.Choice(["parquet", "collapsed"]),
     required=True,
-    help="parquet: two tables, of events and blocks, in the folders OUTPUT/events and "
-    "OUTPUT/blocks. collapsed: stacks and their bytes, for flame graphs.",
+    help="parquet: tables of events and blocks. collapsed: stacks with bytes, for flame graphs.",
 )
 @click.option(
     "-o",
@@ -50,7 +49,7 @@ from pytracer.text import file_name, printable
 @click.option(
     "--by-category",
     is_flag=True,
-    help="Collapsed stacks begin with what the memory was for, such as activation.",
+    help="Collapsed stacks begin with the category.",
 )
 def command(
     paths: tuple[Path, ...],

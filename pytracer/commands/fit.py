@@ -37,9 +37,8 @@ from pytracer.text import printable
     "devices",
     metavar="DEVICE,...",
     callback=shared.parsed_by(lambda text: [model_of(name) and name for name in text.split(",")]),
-    help="Run the program on these simulated devices, such as h100,a100-40: `pytracer run "
-    "--help` lists them. {batch} in its arguments is the batch of --at or --largest. The options "
-    "below are for these runs.",
+    help="Run the program on these simulated devices, such as h100,a100-40. {batch} in its "
+    "arguments is the batch of --at or --largest. --largest to --allow-writes are for these runs.",
 )
 @click.option("--largest", metavar="NAME", help="Find the largest size that fits, by several runs.")
 @dry_run_options.dry_run_options

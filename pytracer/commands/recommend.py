@@ -34,8 +34,8 @@ NAME_WIDTH = 26
     metavar="SIZE",
     multiple=True,
     callback=shared.parsed_by(lambda texts: [*dict.fromkeys(map(parsed_size, texts))]),
-    help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
-    "several devices.  [default: the limit of the recording, if the file has it]",
+    help="The memory that the allocator may reserve, such as 80GiB. May be repeated.  [default: "
+    "the limit of the recording, if the file has it]",
 )
 @click.option(
     "--set",

@@ -84,7 +84,7 @@ moment_option = click.option(
     "moment",
     metavar="MOMENT",
     help="The moment: oom, peak, end, the index of an event, or +SECONDS after the first event.  "
-    "[default: the last out-of-memory error, or else the peak]",
+    "[default: the last out-of-memory error, else the peak]",
 )
 
 

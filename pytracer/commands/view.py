@@ -46,7 +46,7 @@ from pytracer.text import number, printable, size
     "--baseline",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Also show this snapshot, and the difference to it by call site.",
+    help="Also show this snapshot, and the difference to it.",
 )
 @click.option(
     "--max-events",

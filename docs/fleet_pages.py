@@ -23,24 +23,9 @@ Null means that the value is unknown, or does not apply. The columns are the key
 texts, `file:line function`. Every table has `run`, `file_step`, `rank` and `source` (the path or
 URL of the file), those of devices `device` and `device_name`.
 
-| table | rows | columns to begin with |
-|---|---|---|
+| table | rows |
+|---|---|
 """
-
-FIRST = {
-    "files": ("kind", "host", "pid", "backend", "written_ns", "is_oom", "error"),
-    "devices": (
-        *("peak_allocated_bytes", "peak_allocated_step", "peak_reserved_bytes"),
-        *("end_allocated_bytes", "leak_verdict"),
-    ),
-    "held": ("moment", "by", "name", "size_bytes", "blocks"),
-    "steps": ("step", "peak_bytes", "end_bytes", "fragmentation_bytes"),
-    "phases": ("phase", "at_peak_bytes", "peak_bytes"),
-    "ooms": ("verdict", "what", "requested_bytes", "device_free_bytes", "call_site"),
-    "leaks": ("verdict", "bytes_per_step", "site", "held_bytes"),
-    "settings": ("scope", "key", "value"),
-}
-"""The columns of each table that answer most questions."""
 
 AS_WRITTEN = "As in the key `pytracer` of the file: see snapshot-format.md."
 
@@ -54,11 +39,7 @@ those before it: """
 
 def tables_page() -> str:
     """Return docs/reference/fleet-tables.md without its title."""
-    rows = []
-    for name, table in TABLES.items():
-        assert {*FIRST[name]} <= {*table.columns}, name
-        first = ", ".join(map("`{}`".format, FIRST[name]))
-        rows.append(f"| `{name}` | {table.meaning} | {first} |\n")
+    rows = [f"| `{name}` | {table.meaning} |\n" for name, table in TABLES.items()]
     names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES))
     return "".join([HEAD, *rows, SQL, names, ".\n"])
 

@@ -110,18 +110,16 @@ def overhead() -> str:
 def reviewers() -> str:
     """Make the table that reviewers of a framework ask for, of maintainers.md."""
     added = steps("cuda", "quiet", "wall")["added"]
-    ours = added.get(DEFAULT, added["all"])["percent"]
     off = results("startup", "cuda")["figures"]["unset"]
     off_s = sum(off[key]["median"] for key in ("pth_line_s", "entry_point_s"))
-    dump, native = (dumps("cuda", name)[100_000, 40, "shared"] for name in ("pytracer", BASE))
+    on = [figure["percent"] for figure in (added.get(DEFAULT, added["all"]), added[BASE])]
+    full = [dumps("cuda", name)[100_000, 40, "shared"] for name in ("pytracer", BASE)]
     rows = [
         ["off: a program's start with `import torch`, ms", f"{1000 * off_s:.1f}", ""],
-        ["on: a GPT's step, whose kernels take no time, %"]
-        + [median(percent, ".1f") for percent in (ours, added[BASE]["percent"])],
+        ["on: a GPT's step, whose kernels take no time, %", *(median(one, ".1f") for one in on)],
+        ["a dump of 100,000 entries, s", *(median(one["dump_s"], ".3f") for one in full)],
+        ["its file, MB", *(median(one["file_bytes"], ".1f", 1e-6) for one in full)],
     ]
-    for what, key, scale in (("s", "dump_s", 1), ("MB of its file", "file_bytes", 1e-6)):
-        cells = [median(figure[key], ".3g", scale) for figure in (dump, native)]
-        rows.append([f"a dump of 100,000 entries, {what}", *cells])
     return table(["cost", "pytracer", "torch's own recorder"], rows)
 
 
@@ -310,10 +308,8 @@ def gpu() -> str:
 
 TABLES = {make.__name__: make for make in (environment, overhead, reviewers, goals, startup, gpu)}
 DEVICE_TABLES = {make.__name__: make for make in (per_event, per_step, threads, dump, growth)}
-PAGES = tuple(
-    ROOT / name
-    for name in ("docs/explanation/performance.md", "docs/how-to/maintainers.md", "bench/README.md")
-)
+NAMES_OF_PAGES = ("docs/explanation/performance", "docs/how-to/maintainers", "bench/README")
+PAGES = [ROOT / f"{name}.md" for name in NAMES_OF_PAGES]
 
 
 def filled(text: str) -> str:

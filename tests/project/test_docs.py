@@ -1,30 +1,18 @@
 """Tests of docs/: links resolve, and generated pages agree with the code."""
 
-import importlib
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import generate
 import pytest
+import run_examples
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-
-
-@pytest.fixture
-def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(DOCS)
-    return importlib.import_module("generate")
-
-
-@pytest.fixture
-def run_examples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(DOCS)
-    return importlib.import_module("run_examples")
 
 
 def anchors(page: Path) -> set[str]:
@@ -59,17 +47,17 @@ def test_every_page_can_be_reached() -> None:
     assert pages - {DOCS / "index.md"} <= index
 
 
-def test_generated_pages_are_up_to_date(generate: ModuleType) -> None:
+def test_generated_pages_are_up_to_date() -> None:
     assert generate.out_of_date() == []
 
 
-def test_an_outdated_page_is_found(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outdated_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "reference/options.md"
     monkeypatch.setitem(generate.PAGES, page, lambda: "another page")
     assert generate.out_of_date() == [page]
 
 
-def test_commands_of_a_page_are_run(run_examples: ModuleType, tmp_path: Path) -> None:
+def test_commands_of_a_page_are_run(tmp_path: Path) -> None:
     # GIVEN a page with a program, a command that works and one that fails
     page = tmp_path / "page.md"
     page.write_text(
@@ -85,7 +73,7 @@ def test_commands_of_a_page_are_run(run_examples: ModuleType, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_tutorial_works(run_examples: ModuleType) -> None:
+def test_the_tutorial_works() -> None:
     text, failures = run_examples.run_page(DOCS / "tutorial.md", lambda line: None, sys.executable)
     assert failures == []
     assert "NO PROBLEM FOUND" in text

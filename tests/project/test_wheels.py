@@ -1,49 +1,24 @@
 """Test what `make wheels` makes, as far as it needs no network."""
 
-import importlib
 import json
 import re
 import shutil
+import tomllib
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
+import audits
+import compilation
+import links
 import pytest
 import torch
+from pins import Release
 
 import pytracer
 from pytracer.backends.ready_hooks import ReadyHook
 from pytracer.backends.running_torch import TorchBuild
 
 ROOT = Path(__file__).parents[2]
-WHEELS = ROOT / ".ci/wheels"
-
-
-@pytest.fixture
-def compilation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the module that compiles ready hooks; it needs fsspec, which torch installs."""
-    monkeypatch.syspath_prepend(WHEELS)
-    return importlib.import_module("compilation")
-
-
-@pytest.fixture
-def audits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the module that checks wheels."""
-    pytest.importorskip("tomllib")  # since Python 3.11
-    monkeypatch.syspath_prepend(WHEELS)
-    return importlib.import_module("audits")
-
-
-@pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the module that makes the links of a release."""
-    monkeypatch.syspath_prepend(WHEELS)
-    return importlib.import_module("links")
-
-
-@pytest.fixture
-def toml() -> ModuleType:
-    return pytest.importorskip("tomllib")  # since Python 3.11
 
 
 def test_every_release_that_tests_run_on_is_pinned() -> None:
@@ -56,7 +31,7 @@ def test_every_release_that_tests_run_on_is_pinned() -> None:
         for backend, version in (name.split("-") for name in names.split())
     }
     # THEN the wheel of `make test` has their hooks, and their files are pinned by hash
-    pinned = json.loads((WHEELS / "pins.json").read_text())
+    pinned = json.loads((ROOT / ".ci/wheels/pins.json").read_text())
     wanted = set(hooks.replace("\\", "").split())
     assert tested <= wanted
     assert wanted <= {f"{name}=={version}" for name in pinned for version in pinned[name]}
@@ -67,9 +42,7 @@ def test_every_release_that_tests_run_on_is_pinned() -> None:
             assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in hashes)
 
 
-def test_a_hook_compiled_twice_is_the_same_to_the_byte(
-    compilation: ModuleType, tmp_path: Path
-) -> None:
+def test_a_hook_compiled_twice_is_the_same_to_the_byte(tmp_path: Path) -> None:
     made: list[ReadyHook] = []
     contents = []
     for place in ("here", "somewhere/else"):
@@ -84,7 +57,7 @@ def test_a_hook_compiled_twice_is_the_same_to_the_byte(
         compilation.make_stand_ins(headers / "torch/lib")
         # WHEN
         build = TorchBuild("9.9.0", headers / "torch", True)
-        release = importlib.import_module("pins").Release("torch", "9.9.0")
+        release = Release("torch", "9.9.0")
         hook = compilation.compile_hook("cpu", release, build, headers, output)
         made.append(hook)
         contents.append((output / hook.library).read_bytes())
@@ -123,23 +96,23 @@ def test_the_workflow_of_a_release_runs_what_exists() -> None:
         assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
 
 
-def test_the_links_of_a_release_lead_to_its_repository(links: ModuleType, toml: ModuleType) -> None:
+def test_the_links_of_a_release_lead_to_its_repository() -> None:
     # GIVEN the README and the project's table
     readme, pyproject = ((ROOT / name).read_text() for name in ("README.md", "pyproject.toml"))
     # WHEN they are made ready for a release
     text = links.absolute(readme, "https://example.org/a/b", "v1")
-    project = toml.loads(links.with_urls(pyproject, "https://example.org/a/b", "v1"))["project"]
+    project = tomllib.loads(links.with_urls(pyproject, "https://example.org/a/b", "v1"))["project"]
     # THEN no link of the README is relative, and nothing but links has changed
     assert all("://" in link for link in re.findall(r"\]\(([^)\s]+)\)", text))
     assert "](https://example.org/a/b/raw/v1/docs/answer.svg)" in text
     assert re.sub(r"https://example\.org/a/b/\w+/v1/", "", text) == readme
     # AND the urls are there, and all else stays
     assert project.pop("urls")["Repository"] == "https://example.org/a/b"
-    assert project == toml.loads(pyproject)["project"]
+    assert project == tomllib.loads(pyproject)["project"]
 
 
-def test_the_recipe_for_conda_needs_what_the_package_needs(toml: ModuleType) -> None:
-    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
+def test_the_recipe_for_conda_needs_what_the_package_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     recipe = (ROOT / ".ci/conda/recipe.yaml").read_text()
     run = re.findall(r"^    - (\S+ >=\S+)$", recipe[recipe.index("  run:") :], re.MULTILINE)
     assert sorted(run) == sorted(need.replace(">=", " >=") for need in project["dependencies"])
@@ -159,18 +132,14 @@ def test_the_recipe_for_conda_needs_what_the_package_needs(toml: ModuleType) -> 
     ],
 )
 def test_a_release_needs_a_section_of_the_changelog(
-    changelog: str,
-    described: bool,
-    audits: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    changelog: str, described: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "CHANGELOG.md").write_text(changelog)
     monkeypatch.setattr(audits, "ROOT", tmp_path)
     assert audits.changelog_has("1.2.0") == described
 
 
-def test_a_wheel_does_not_depend_on_the_umask(audits: ModuleType, tmp_path: Path) -> None:
+def test_a_wheel_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     # GIVEN the same files in the checkouts of two users
     copies = []
     for umask in (0o022, 0o077):

@@ -1,7 +1,6 @@
 """Test the recipes of two how-to pages with the real packages, in their own programs."""
 
 import importlib
-import pickle
 import re
 import socket
 import sys
@@ -57,7 +56,6 @@ def test_fsspec(tmp_path: Path) -> None:
     copies = files(tmp_path / "bucket/out")
     assert copies == files(tmp_path / "out")
     assert len(copies) == 3
-    assert all(map(pickle.loads, copies.values()))
 
 
 @pytest.mark.slow

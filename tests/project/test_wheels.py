@@ -19,6 +19,7 @@ from pytracer.backends.ready_hooks import ReadyHook
 from pytracer.backends.running_torch import TorchBuild
 
 ROOT = Path(__file__).parents[2]
+WHEELS = ROOT / ".ci/wheels"
 
 
 def test_every_release_that_tests_run_on_is_pinned() -> None:
@@ -31,7 +32,7 @@ def test_every_release_that_tests_run_on_is_pinned() -> None:
         for backend, version in (name.split("-") for name in names.split())
     }
     # THEN the wheel of `make test` has their hooks, and their files are pinned by hash
-    pinned = json.loads((ROOT / ".ci/wheels/pins.json").read_text())
+    pinned = json.loads((WHEELS / "pins.json").read_text())
     wanted = set(hooks.replace("\\", "").split())
     assert tested <= wanted
     assert wanted <= {f"{name}=={version}" for name in pinned for version in pinned[name]}

@@ -54,9 +54,9 @@ def options_page() -> str:
     of_environment = ", ".join(map("`{}`".format, ENVIRONMENT_OPTIONS))
     head = f"""Each option has three forms:
 
-- in code, `pytracer.Tracer("out", stack_depth=64, steps="10-12")`
-- a variable: `PYTRACER_STACK_DEPTH=64 PYTRACER_STEPS=10-12`
-- an option of [`pytracer run`](command-line.md#pytracer-run): `--stack-depth 64 --steps 10-12`
+- in code, `pytracer.Tracer("out", stack_depth=64)`
+- a variable: `PYTRACER_STACK_DEPTH=64`
+- an option of [`pytracer run`](command-line.md#pytracer-run): `--stack-depth 64`
 
 A value in the code overrides a variable, and a wrong one raises a `pytracer.ConfigError`. A wrong
 variable is logged once, and the option has its default. `PYTRACER=1` starts a tracer of its own,

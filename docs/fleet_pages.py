@@ -29,19 +29,10 @@ URL of the file), those of devices `device` and `device_name`.
 
 AS_WRITTEN = "As in the key `pytracer` of the file: see snapshot-format.md."
 
-SQL = """
-## Tables of the report
-
-`pytracer fleet report TABLE --sql` prints the SQL for DuckDB that answers the questions of the
-report ([use the tables](../how-to/many-ranks.md#use-the-tables)). It makes these tables, each from
-those before it: """
-
-
 def tables_page() -> str:
     """Return docs/reference/fleet-tables.md without its title."""
     rows = [f"| `{name}` | {table.meaning} |\n" for name, table in TABLES.items()]
-    names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES))
-    return "".join([HEAD, *rows, SQL, names, ".\n"])
+    return "".join([HEAD, *rows])
 
 
 def columns() -> str:

@@ -138,10 +138,10 @@ def option_rows(context: click.Context) -> dict[str, str]:
 def command_section(context: click.Context, shared: Collection[str]) -> Iterator[str]:
     """Yield the parts of the section of one command."""
     command = context.command
-    usage = " ".join(command.collect_usage_pieces(context))
+    _, *arguments = command.collect_usage_pieces(context)
+    usage = f": `{' '.join(arguments)}`" if arguments else ""
     question, _, _ = inspect.cleandoc(command.help or "").partition("\n\n")
-    yield f"\n## pytracer {context.info_name}\n\n{escaped(question)} "
-    yield f"`pytracer {context.info_name} {usage}`\n"
+    yield f"\n## pytracer {context.info_name}\n\n{escaped(question)}{usage}\n"
     rows = option_rows(context)
     if context.info_name == "run":
         yield "\nAll [options of a tracer](options.md), such as `--stack-depth 64`, and:\n"

@@ -29,6 +29,7 @@ URL of the file), those of devices `device` and `device_name`.
 
 AS_WRITTEN = "As in the key `pytracer` of the file: see snapshot-format.md."
 
+
 def tables_page() -> str:
     """Return docs/reference/fleet-tables.md without its title."""
     rows = [f"| `{name}` | {table.meaning} |\n" for name, table in TABLES.items()]

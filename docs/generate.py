@@ -139,7 +139,7 @@ def command_section(context: click.Context, shared: Collection[str]) -> Iterator
     """Yield the parts of the section of one command."""
     command = context.command
     _, *arguments = command.collect_usage_pieces(context)
-    usage = f": `{' '.join(arguments)}`" if arguments else ""
+    usage = f" `{' '.join(arguments)}`" if arguments else ""
     question, _, _ = inspect.cleandoc(command.help or "").partition("\n\n")
     yield f"\n## pytracer {context.info_name}\n\n{escaped(question)}{usage}\n"
     rows = option_rows(context)

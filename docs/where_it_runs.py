@@ -26,7 +26,7 @@ TAIL = """
 - **Python 3.12 and 3.13** were run by hand, once, with torch 2.12.1: the demo, recording with an
   empty `PATH`, and the fast tests of the core. **3.14** was not tried. Newer Pythons, and builds
   without the GIL, are recorded without stacks.
-- **aarch64** was not tried. The wheels for it are configured, and were never built.
+- **aarch64** was not tried, and no wheel for it was built.
 - **Refused** are torch before 2.6, ROCm, and releases of torch_npu before 2.13.0 that are not in
   the table. Linux is the only system. [Reading files](../how-to/read-files.md) needs no torch.
 """

@@ -59,7 +59,7 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
     metavar="LIMIT",
     callback=shared.parsed_by(parse_limit),
     help="Only check that no peak of allocated or reserved memory, and no end, grew by more than "
-    "LIMIT, such as 5% or 200MiB. Exits with 0 if none did, 1 if one did, and 3 if unknown.",
+    "LIMIT, such as 5% or 200MiB. Exits with 1 if one did, and 3 if unknown.",
 )
 @click.option(
     "--markdown",

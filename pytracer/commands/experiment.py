@@ -141,8 +141,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     metavar="SETTINGS",
     multiple=True,
     required=True,
-    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, in addition to the environment's "
-    "own; `current`: those alone. Repeat the option to compare more with the first.",
+    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, on top of the environment's own; "
+    "`current`: those alone. May be repeated.",
 )
 @click.option(
     "--repeat",

@@ -42,8 +42,8 @@ NAME_WIDTH = 26
     "settings",
     metavar="SETTINGS",
     multiple=True,
-    help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. May be "
-    "repeated. No other settings are simulated.",
+    help="Allocator settings, as NAME:VALUE,NAME:VALUE, to compare with the recording's own alone. "
+    "May be repeated.",
 )
 @shared.simulated_device_option
 @json_options

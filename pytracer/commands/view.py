@@ -54,8 +54,7 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help="The most events in the page: the newest. If there are several files, the page has the "
-    "first, and those others whose events fit.",
+    help="The most events in the page: the newest. Further files must fit, too.",
 )
 @memory_option
 @click.pass_context

@@ -176,8 +176,8 @@ class TracerOptions:
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
         *(None, "JSON|NAME=VALUE,...", form.parse_metadata, form.check_metadata),
-        "A dict that is written into each snapshot, of strings, numbers, booleans, `None`, lists "
-        "and dicts. `pytracer fit` reads the sizes of the data from it: `batch=2,length=512`.",
+        "A dict of plain values that is written into each snapshot. `pytracer fit` reads the sizes "
+        "of the data from it: `batch=2,length=512`.",
     )
     steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
         *(None, "STEP[-STEP][,STEP...]", form.parse_none, form.check_steps),
@@ -195,7 +195,7 @@ class TracerOptions:
         "A function that selects the steps, as `torch.profiler.schedule()` returns it; in a "
         "variable, its arguments, such as `wait=1,active=3`. Consecutive selected steps share a "
         "file, which ends at a step whose action is `RECORD_AND_SAVE`, or before a step that is "
-        "not selected. The function may be called more than once for a step.",
+        "not selected.",
     )
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
@@ -210,7 +210,7 @@ class TracerOptions:
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),
         "Which phases (`pytracer.annotate`) get a snapshot of their own in each selected step: a "
         "list of names, or `True` for all that are not nested in another. "
-        "Decorated coroutines and generators get none, because their phases interleave.",
+        "Decorated coroutines and generators get none.",
     )
     phases: Option[str | None, str | None] = Option(
         *(None, "auto|none", form.parse_none, form.check_phases),

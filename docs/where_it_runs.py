@@ -19,7 +19,7 @@ wheel.** Another release [needs a C++ compiler](../how-to/hooks.md) at the first
 - *tested in CI*: the tests run with this release and Python {python}, over simulated devices, which
   run torch's and torch_npu's real allocators. The newest is tested if the sources that depend on a
   release have changed. **No release was tried on a real GPU or NPU in CI.**
-- *compiled*: the hooks for this release are in the wheel. CI runs nothing with them.
+- *compiled*: the hooks for this release are in the wheel.
 
 """
 TAIL = """

@@ -164,7 +164,7 @@ from memory_on_debug_server import start
 from memory_recording import memory_recording
 
 distributed.init_process_group("gloo")
-with memory_recording(), memory_recording("out", device="cpu") as tracer:
+with memory_recording(), memory_recording("out", device="cpu", step_from="none") as tracer:
     kept = torch.ones((1 + distributed.get_rank()) * 1_000_000)
     start(tracer, port={port})
     while distributed.get_rank() == 0:

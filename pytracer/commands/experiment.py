@@ -160,7 +160,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 @click.option(
     "--step-from",
     metavar="SOURCE",
-    help="What ends a step: optimizer, optimizer:Class or framework.  "
+    help="The source of steps: optimizer, optimizer:Class or framework.  "
     "[default: PYTRACER_STEP_FROM, else optimizer]",
 )
 @json_options

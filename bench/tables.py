@@ -1,4 +1,4 @@
-"""Write the figures of bench/results into docs/explanation/performance.md and bench/README.md.
+"""Write the figures of bench/results into the pages of `PAGES`.
 
 The function NAME makes the table between `<!-- NAME -->` and `<!-- /NAME -->`. Cells are medians,
 with the minimum and maximum over the processes in parentheses; in bench/README.md medians alone.
@@ -105,22 +105,20 @@ def overhead() -> str:
     return table([what, *head, f"added to a GPT's step, {step} pairs, CUDA"], rows)
 
 
-def ring() -> str:
-    """Make the table of a full ring and its dump, for bench/README.md."""
-    sizes = (100_000, 1_000_000)
-    ours, native = (dumps("cuda", name) for name in ("pytracer", BASE))
-    figures = {
-        "resident, MB": ("resident_bytes", ".1f", 1e-6),
-        "a dump, s": ("dump_s", ".3f", 1),
-        "additional memory of a dump, MB": ("dump_extra_bytes", ".1f", 1e-6),
-        "the file, MB": ("file_bytes", ".1f", 1e-6),
-    }
-    rows = []
-    for what, (key, form, scale) in figures.items():
-        found = [recorded[size, 40, "shared"][key] for size in sizes for recorded in (ours, native)]
-        rows.append([what, *(format(figure["median"] * scale, form) for figure in found)])
-    head = (f"{size:,} entries{who}" for size in sizes for who in ("", ", torch's own recorder"))
-    return table(["a full ring with room for", *head], rows)
+def reviewers() -> str:
+    """Make the table that reviewers of a framework ask for, of maintainers.md."""
+    added = steps("cuda", "quiet", "wall")["added"]
+    off = results("startup", "cuda")["figures"]["unset"]
+    off_s = sum(off[key]["median"] for key in ("pth_line_s", "entry_point_s"))
+    on = [figure["percent"] for figure in (added.get(DEFAULT, added["all"]), added[BASE])]
+    full = [dumps("cuda", name)[100_000, 40, "shared"] for name in ("pytracer", BASE)]
+    rows = [
+        ["off: a program's start with `import torch`, ms", f"{1000 * off_s:.1f}", ""],
+        ["on: a GPT's step, whose kernels take no time, %", *(median(one, ".1f") for one in on)],
+        ["a dump of 100,000 entries, s", *(median(one["dump_s"], ".3f") for one in full)],
+        ["its file, MB", *(median(one["file_bytes"], ".1f", 1e-6) for one in full)],
+    ]
+    return table(["cost", "pytracer", "torch's own recorder"], rows)
 
 
 def goals() -> str:
@@ -306,9 +304,10 @@ def gpu() -> str:
     return table(["ns added to an allocation and its free", *head], rows)
 
 
-TABLES = {make.__name__: make for make in (environment, overhead, ring, goals, startup, gpu)}
+TABLES = {make.__name__: make for make in (environment, overhead, reviewers, goals, startup, gpu)}
 DEVICE_TABLES = {make.__name__: make for make in (per_event, per_step, threads, dump, growth)}
-PAGES = (ROOT / "docs/explanation/performance.md", ROOT / "bench/README.md")
+NAMES_OF_PAGES = ("docs/explanation/performance", "docs/how-to/maintainers", "bench/README")
+PAGES = [ROOT / f"{name}.md" for name in NAMES_OF_PAGES]
 
 
 def filled(text: str) -> str:

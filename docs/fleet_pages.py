@@ -13,59 +13,27 @@ from pytracer.fleet.report import BASE, QUERIES, query
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 HEAD = f"""`pytracer fleet collect PATHS... --output TABLE` writes a dataset of Parquet files,
-`TABLE/{{table}}/{{number}}.parquet`, each with the rows of several files, sorted by run, step and
-rank. [`fleet-tables.json`](fleet-tables.json) has the type and the meaning of every column. This is
-version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A new minor version adds
-columns. A new major version removes a column or changes its meaning.
+`TABLE/{{table}}/{{number}}.parquet`. [`fleet-tables.json`](fleet-tables.json) has the type and the
+meaning of every column (version {SCHEMA_VERSION}). A minor version adds columns, a major version
+removes a column or changes its meaning. Without `TABLE/_pytracer_fleet.json`, the collection is
+still running or was killed.
 
-Null means that the value is unknown, or does not apply. Bytes are integers. [What the numbers
-mean](report.md) describes the figures. `TABLE/_pytracer_fleet.json` is written last. If it is
-missing, the collection is still running or was killed.
+Null means that the value is unknown, or does not apply. The columns are the keys of [`pytracer show
+--json`](json.md), those of nested objects joined by `_`: `peak_allocated_bytes`. Call sites are
+texts, `file:line function`. Every table has `run`, `file_step`, `rank` and `source` (the path or
+URL of the file), those of devices `device` and `device_name`.
 
-The columns are the keys of [`pytracer show --json`](json.md), those of nested objects joined by
-`_`, where a word that would repeat is there once: `peak_allocated_bytes`. Call sites are texts:
-`file:line function`. Every table has `run` (`--run`, or else the folder), `file_step`, `rank` and
-`source` (the path or URL of the file), those of devices `device` and `device_name`.
-
-| table | rows | columns to begin with |
-|---|---|---|
+| table | rows |
+|---|---|
 """
 
-FIRST = {
-    "files": ("kind", "host", "pid", "backend", "written_ns", "is_oom", "error"),
-    "devices": (
-        *("peak_allocated_bytes", "peak_allocated_step", "peak_reserved_bytes"),
-        *("end_allocated_bytes", "leak_verdict"),
-    ),
-    "held": ("moment", "by", "name", "size_bytes", "blocks"),
-    "steps": ("step", "peak_bytes", "end_bytes", "fragmentation_bytes"),
-    "phases": ("phase", "at_peak_bytes", "peak_bytes"),
-    "ooms": ("verdict", "what", "requested_bytes", "device_free_bytes", "call_site"),
-    "leaks": ("verdict", "bytes_per_step", "site", "held_bytes"),
-    "settings": ("scope", "key", "value"),
-}
-"""The columns of each table that answer most questions."""
-
 AS_WRITTEN = "As in the key `pytracer` of the file: see snapshot-format.md."
-
-SQL = """
-## Tables of the report
-
-`pytracer fleet report TABLE --sql` prints the SQL for DuckDB that answers the questions of the
-report, with the variables that it reads and comments on each column and rule ([use the
-tables](../how-to/many-ranks.md#use-the-tables)). It makes these tables, each from the dataset and
-from the tables before it: """
 
 
 def tables_page() -> str:
     """Return docs/reference/fleet-tables.md without its title."""
-    rows = []
-    for name, table in TABLES.items():
-        assert {*FIRST[name]} <= {*table.columns}, name
-        first = ", ".join(map("`{}`".format, FIRST[name]))
-        rows.append(f"| `{name}` | {table.meaning} | {first} |\n")
-    names = ", ".join(f"`{name}`" for name in (BASE, *QUERIES))
-    return "".join([HEAD, *rows, SQL, names, ".\n"])
+    rows = [f"| `{name}` | {table.meaning} |\n" for name, table in TABLES.items()]
+    return "".join([HEAD, *rows])
 
 
 def columns() -> str:

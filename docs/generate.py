@@ -13,7 +13,8 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ import json_schema
 import where_it_runs
 
 from pytracer.commands.main import main as command_line
-from pytracer.tracing.options import OPTIONS
+from pytracer.tracing.options import ENVIRONMENT_OPTIONS, OPTIONS
 
 DOCS = Path(__file__).parent
 MADE = "<!-- Made by docs/generate.py: change the code that it reads, not this page. -->\n\n"
@@ -50,15 +51,16 @@ GROUPS = {
 
 def options_page() -> str:
     """Return docs/reference/options.md."""
-    head = """Each option has three forms:
+    of_environment = ", ".join(map("`{}`".format, ENVIRONMENT_OPTIONS))
+    head = f"""Each option has three forms:
 
-- in code, `pytracer.Tracer("out", stack_depth=64, steps="10-12")`
-- a variable, `PYTRACER_` and the name in capitals: `PYTRACER_STACK_DEPTH=64 PYTRACER_STEPS=10-12`
-- an option of [`pytracer run`](command-line.md#pytracer-run): `--stack-depth 64 --steps 10-12`
+- in code, `pytracer.Tracer("out", stack_depth=64)`
+- a variable: `PYTRACER_STACK_DEPTH=64`
+- an option of [`pytracer run`](command-line.md#pytracer-run): `--stack-depth 64`
 
-A value in the code overrides a variable. `PYTRACER=1` starts a tracer of its own, without any code;
-then the variables of these options apply only to that tracer: `output`, `dump_signal`,
-`trigger_file`, `steps`, `memory_snapshot_num_steps`, `schedule`, `step_from` and `discrete`.
+A value in the code overrides a variable, and a wrong one raises a `pytracer.ConfigError`. A wrong
+variable is logged once, and the option has its default. `PYTRACER=1` starts a tracer of its own,
+without any code; then the variables of these options apply only to it: {of_environment}.
 """
     tail = """
 ## Other variables
@@ -67,11 +69,6 @@ then the variables of these options apply only to that tracer: `output`, `dump_s
   requests.
 - `PYTRACER_PATCH_TORCH`: `1` [replaces torch's own recorder](../how-to/torch-recorder.md).
 - `PYTRACER_HOOK_DIR`, `PYTRACER_BUILD`, `CXX`: [compiled hooks](../how-to/hooks.md).
-
-## A wrong value
-
-In the code, a wrong value raises a `pytracer.ConfigError` that names the value and the remedy. If a
-variable has a wrong value, one warning is logged, and the option has its default.
 """
     named = [name for names in GROUPS.values() for name in names]
     assert sorted(named) == sorted(OPTIONS), {*named} ^ {*OPTIONS}
@@ -84,18 +81,6 @@ variable has a wrong value, one warning is logged, and the option has its defaul
                 default += f", with `PYTRACER=1` `{option.shown_environment_default}`"
             parts.append(f"- **`{option.name}`** ({default}): {option.doc}\n")
     return "".join([*parts, tail])
-
-
-SHARED = {
-    "as_json": "`--json` prints the result as JSON, and nothing else.",
-    "json_path": "`--json-output PATH` also writes it to a file; `-` is standard output.",
-    "memory_bytes": (
-        "`--memory SIZE`, such as `8GiB`, bounds the memory of files that are read at the same "
-        "time; a file that alone needs more is read by itself. The default is a quarter of the "
-        "free memory."
-    ),
-}
-"""Options that several commands have, by the names of their arguments."""
 
 
 def command_page() -> str:
@@ -114,49 +99,56 @@ def command_page() -> str:
                 commands[f"{name} {part}"] = found
         else:
             commands[name] = command
+    contexts = [click.Context(command, group, name) for name, command in commands.items()]
+    rows = [row for context in contexts for row in option_rows(context).items()]
+    times = Counter(rows)
+    # A text for each name: the sections have the others.
+    shared = {name: row for row, name in reversed(rows) if times[row, name] > 1}
     parts = ["# Command line\n\n", MADE]
     parts += [
-        "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`. Packages of other "
-        "projects install a command `pytracer` too, and the one that is installed last stays; "
-        "`torch-pytracer doctor` says if it is another project's.\n\n",
-        "A command exits with 0 if it succeeded",
-        ", with 1 if something failed, and with 2 if its options or arguments are wrong. ",
-        "`pytracer run` exits with the exit code of its program.\n\n",
-        "Options of several commands:\n\n",
-        *(f"- {text}\n" for text in SHARED.values()),
+        "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`. If another "
+        "project's package has replaced the command `pytracer`, `torch-pytracer doctor` says so."
+        "\n\n",
+        "`--help` of each command has examples, and its exit codes: 0, 1 if something failed, 2 if "
+        "options or arguments are wrong, and others. `pytracer run` has that of its program.\n\n"
+        "## Options of several commands\n\n",
+        *reversed(shared.values()),
     ]
-    for name, command in commands.items():
-        parts += command_section(click.Context(command, group, name), command)
+    for context in contexts:
+        parts += command_section(context, shared.values())
     return "".join(parts)
 
 
-def command_section(context: click.Context, command: click.Command) -> Iterator[str]:
-    """Yield the parts of the section of one command."""
-    usage = " ".join(command.collect_usage_pieces(context))
-    question, *paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
-    yield f"\n## pytracer {context.info_name}\n\n{escaped(question)} "
-    yield f"`pytracer {context.info_name} {usage}`\n"
-    for paragraph in paragraphs:
-        if not paragraph.startswith("\b"):  # examples: `--help` and the how-to pages have them
-            yield f"\n{escaped(paragraph)}\n"
-    rows, shared = [], []
-    for parameter in command.get_params(context):
+def option_rows(context: click.Context) -> dict[str, str]:
+    """Return the lines on the options of a command, each with the option's name."""
+    rows = {}
+    for parameter in context.command.get_params(context):
         record = parameter.get_help_record(context)
         if not isinstance(parameter, click.Option) or not record or "--help" in parameter.opts:
             continue
+        if context.info_name == "run" and parameter.name in OPTIONS:
+            continue
         names, text = record
         text = re.sub(r"(; |\[)x>=\d(?=\])", "", text).replace(" ]", "")  # a range that is obvious
-        names = names.replace("INTEGER RANGE", "N")
-        if parameter.name in SHARED:
-            shared.append(f"`{parameter.opts[-1]}`")
-        elif context.info_name != "run" or parameter.name not in OPTIONS:
-            rows.append(f"- `{names.replace('|', '/')}`: {escaped(text)}\n")
+        names = names.replace("INTEGER RANGE", "N").replace("|", "/")
+        rows[f"- `{names}`: {escaped(text)}\n"] = parameter.opts[-1]
+    return rows
+
+
+def command_section(context: click.Context, shared: Collection[str]) -> Iterator[str]:
+    """Yield the parts of the section of one command."""
+    command = context.command
+    _, *arguments = command.collect_usage_pieces(context)
+    usage = f" `{' '.join(arguments)}`" if arguments else ""
+    question, _, _ = inspect.cleandoc(command.help or "").partition("\n\n")
+    yield f"\n## pytracer {context.info_name}\n\n{escaped(question)}{usage}\n"
+    rows = option_rows(context)
     if context.info_name == "run":
-        yield "\nAll [options of a tracer](options.md), as `--stack-depth 64`, and:\n"
-    if rows:
-        yield f"\n{''.join(rows)}"
-    if shared:
-        yield f"\nAlso {', '.join(shared)}.\n"
+        yield "\nAll [options of a tracer](options.md), such as `--stack-depth 64`, and:\n"
+    if own := [row for row in rows if row not in shared]:
+        yield f"\n{''.join(own)}"
+    if others := [f"`{name}`" for row, name in rows.items() if row in shared]:
+        yield f"\nAlso {', '.join(others)}.\n"
 
 
 def escaped(text: str) -> str:

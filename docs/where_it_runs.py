@@ -13,27 +13,22 @@ TESTED, COMPILED = "tested in CI", "compiled"
 
 HEAD = """# Where does it run
 
-**torch 2.6 to 2.15 on Linux on x86-64, Python 3.11 to 3.13: yes, and with the wheel no compiler is
-needed.** Another release needs a C++ compiler at the first start: see [Install without a
-compiler](../how-to/hooks.md).
+**torch 2.6 to 2.15 on Linux on x86-64, Python 3.11 to 3.13, without a compiler if you use the
+wheel.** Another release [needs a C++ compiler](../how-to/hooks.md) at the first start.
 
-- *tested in CI*: the tests run with this release and Python {python}, with the hooks that the wheel
-  has ready, over simulated devices, which run torch's and torch_npu's real allocators; the newest
-  run if what depends on a release has changed. **No release was tried on a real GPU or NPU in CI.**
-- *compiled*: the hooks for this release are in the wheel. CI runs nothing with them.
+- *tested in CI*: the tests run with this release and Python {python}, over simulated devices, which
+  run torch's and torch_npu's real allocators. The newest is tested if the sources that depend on a
+  release have changed. **No release was tried on a real GPU or NPU in CI.**
+- *compiled*: the hooks for this release are in the wheel.
 
 """
 TAIL = """
-- **Other Pythons.** Hooks do not depend on the version of Python. The wheels for 3.12 and 3.13
-  were run by hand, once, with torch 2.12.1: `pytracer demo`, recording with an empty `PATH`, and
-  the fast tests of the core.
-- **Python 3.14** was not tried: no package with it was found. pytracer compares its first stack
-  with Python's own, and records without stacks if they differ. Newer Pythons, and builds without
-  the GIL, are recorded without stacks.
-- **aarch64** was not tried. The wheels for it are configured, and were never built.
-- **Refused** are torch before 2.6, releases of torch_npu that are not in the table and are older
-  than 2.13.0, and ROCm. Linux is the only system. Reading files needs [no
-  torch](../how-to/read-files.md).
+- **Python 3.12 and 3.13** were run by hand, once, with torch 2.12.1: the demo, recording with an
+  empty `PATH`, and the fast tests of the core. **3.14** was not tried. Newer Pythons, and builds
+  without the GIL, are recorded without stacks.
+- **aarch64** was not tried, and no wheel for it was built.
+- **Refused** are torch before 2.6, ROCm, and releases of torch_npu before 2.13.0 that are not in
+  the table. Linux is the only system. [Reading files](../how-to/read-files.md) needs no torch.
 """
 
 

@@ -28,7 +28,7 @@ from pytracer.backends.running_torch import torch_build
     type=click.Choice(["auto", "cpu", "cuda", "npu"]),
     default="auto",
     show_default=True,
-    help="The device to train on. auto: the accelerator of this machine, or else the CPU.",
+    help="The device to train on. auto: the accelerator, else the CPU.",
 )
 def command(output: Path, steps: int, device: str) -> None:
     """Does pytracer work here, and what does it show?

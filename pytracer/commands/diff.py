@@ -52,21 +52,20 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
 @click.argument("baseline", metavar="BASELINE", type=shared.source_path)
 @click.argument("new", metavar="NEW", type=shared.source_path)
 @shared.device_option
-@shared.top_option("rows of each table")
+@shared.top_option
 @click.option(
     "--fail-over",
     "limit",
     metavar="LIMIT",
     callback=shared.parsed_by(parse_limit),
     help="Only check that no peak of allocated or reserved memory, and no end, grew by more than "
-    "LIMIT, such as 5% or 200MiB. Prints one line. Exits with 0 if all are within the limit, with "
-    "1 if one is over the limit, and with 3 if this is unknown.",
+    "LIMIT, such as 5% or 200MiB. Exits with 1 if one did, and 3 if unknown.",
 )
 @click.option(
     "--markdown",
     "as_markdown",
     is_flag=True,
-    help="Print the report as Markdown, for the description of a pull request.",
+    help="Print the report as Markdown, for a pull request.",
 )
 @json_options
 @shared.memory_option
@@ -90,9 +89,8 @@ def command(
     pytracer diff before.pickle after.pickle --fail-over 5%
     pytracer diff before.pickle after.pickle --markdown
 
-    Compares sizes, categories, modules, call sites, phases and options of two snapshots, each at
-    its own peak, or both at the end if the peak of one is unknown. In two directories, compares the
-    files of the same step, phase, rank and role.
+    Compares two snapshots, each at its own peak, or both at the end if the peak of one is unknown.
+    In two directories, compares the files of the same step, phase, rank and role.
     """
     are_directories = [os.path.isdir(path) for path in (baseline, new)]
     if len(set(are_directories)) > 1 and os.path.exists(baseline) and os.path.exists(new):

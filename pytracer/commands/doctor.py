@@ -37,19 +37,18 @@ from pytracer.tracing.options import (
     type=click.Choice(LIBRARIES),
     multiple=True,
     help="A device that must be recordable, host for pinned host memory, or autograd for forward "
-    "stacks; with --build, what to build a hook for. May be repeated.  [default: the accelerator "
-    "that torch finds, or else cpu; with --build, all that torch supports]",
+    "stacks. May be repeated.  [default: the accelerator that torch finds, else cpu; with --build, "
+    "all that torch supports]",
 )
 @click.option(
     "--build",
     is_flag=True,
-    help="Build the hooks for the installed torch, print their paths, and check nothing.",
+    help="Build the hooks for the installed torch, and print their paths.",
 )
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache, "
-    "or a private temporary folder if the cache cannot be written]",
+    help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache]",
 )
 @json_options
 @click.pass_context
@@ -67,14 +66,12 @@ def command(
     pytracer doctor --device cuda && python train.py
     pytracer doctor --build --output /opt/pytracer-hooks
 
-    Checks each backend (CPU, CUDA, NPU), reports what is missing where recording is impossible, and
-    lists the versions of torch that need no compiler here. The exit code is 0 if the devices and
-    their call stacks can be recorded. It is 1 if not, and 1 if an environment variable is wrong or
-    prevents recording. So a job script can check before it starts the job.
+    Checks each backend (CPU, CUDA, NPU), reports what is missing, and lists the versions of torch
+    that need no compiler here. The exit code is 1 if a device or its call stacks cannot be
+    recorded, or if an environment variable is wrong or prevents recording; else 0.
 
-    With --build, the hooks are built for a machine that has the same torch and no compiler, for
-    example when a container image is built: with PYTRACER_HOOK_DIR=/opt/pytracer-hooks, programs
-    use the hooks of this folder.
+    With --build, builds the hooks for machines that have the same torch and no compiler. Programs
+    use them with PYTRACER_HOOK_DIR=/opt/pytracer-hooks.
     """
     hooks = context.obj if isinstance(context.obj, Hooks) else HOOKS  # a test gives its own
     if build:

@@ -26,8 +26,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "context_memory_bytes",
             metavar="SIZE",
             callback=size,
-            help="What a process takes of the device outside of torch's allocator.  "
-            "[default: 600MiB]",
+            help="Device memory of a process outside of torch's allocator.  [default: 600MiB]",
         ),
         click.option("--world-size", type=positive, help="The number of ranks; one of them runs."),
         click.option(
@@ -37,19 +36,19 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--together",
             is_flag=True,
             default=None,
-            help="Run all ranks, for programs that send objects to each other, as in pipelines.",
+            help="Run all ranks, for programs that send objects to each other.",
         ),
         click.option(
             "--stop-after-steps",
             type=click.IntRange(min=0),
-            help="Stop after so many steps of an optimizer; 0: run to the end.  [default: 3]",
+            help="Stop after so many steps; 0: run to the end.  [default: 3]",
         ),
         click.option(
             "--time-limit",
             "time_limit_s",
             type=click.FloatRange(min=1),
             metavar="SECONDS",
-            help="Stop a program that does not end, and name its line.  [default: 600]",
+            help="Stop the program then, and name its line.  [default: 600]",
         ),
         click.option(
             "--allow-writes",

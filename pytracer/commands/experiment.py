@@ -141,17 +141,15 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     metavar="SETTINGS",
     multiple=True,
     required=True,
-    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, in addition to the environment's "
-    "own; `current`: the environment's settings alone. Repeat the option to compare further "
-    "settings with the first.",
+    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, on top of the environment's own; "
+    "`current`: those alone. May be repeated.",
 )
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="The number of runs of each setting. Every second repeat takes the settings in reverse "
-    "order. Times are compared only with 4 repeats or more.",
+    help="The number of runs of each setting. Times are compared only with 4 or more.",
 )
 @click.option(
     "--output",
@@ -162,7 +160,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 @click.option(
     "--step-from",
     metavar="SOURCE",
-    help="What ends a step: optimizer, optimizer:Class or framework.  "
+    help="The source of steps: optimizer, optimizer:Class or framework.  "
     "[default: PYTRACER_STEP_FROM, else optimizer]",
 )
 @json_options
@@ -186,9 +184,8 @@ def command(
         --repeat 4 -- python train.py
 
     Runs the program under each of the settings, and compares peaks, out-of-memory errors and step
-    times. Each run is a new process, traced as by PYTRACER=1. An out-of-memory error is a result,
-    not a failure. The program's output is written to log files. Ctrl-C ends the current run, and
-    the earlier runs are reported.
+    times. Each run is a new process, traced as by PYTRACER=1. Ctrl-C ends the current run, and the
+    earlier runs are reported.
     """
     experiment = Experiment(command, changes, repeat=repeat, output=output, step_from=step_from)
     interruption: Interruption | None = None

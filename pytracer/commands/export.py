@@ -30,29 +30,26 @@ from pytracer.text import file_name, printable
     "--to",
     type=click.Choice(["parquet", "collapsed"]),
     required=True,
-    help="parquet: two tables, of events and blocks, in the folders OUTPUT/events and "
-    "OUTPUT/blocks. collapsed: stacks and their bytes, for flame graphs.",
+    help="parquet: tables of events and blocks. collapsed: stacks with bytes, for flame graphs.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="The folder for tables, or the file for collapsed stacks, which is compressed if its name "
-    "ends in .gz. Existing files are overwritten. '-' is standard output, for collapsed stacks.  "
-    "[default, for collapsed stacks only: -]",
+    help="The folder for tables, or the file for collapsed stacks, compressed if its name ends in "
+    ".gz. Existing files are overwritten.  [default of collapsed stacks: standard output]",
 )
 @memory_option
 @click.option(
     "--at",
     type=click.Choice(["peak", "end", "oom"]),
-    help="Which memory collapsed stacks show. peak: what was held at the peak of allocated bytes. "
-    "end: what was held when the snapshot was taken. oom: what was held when memory last ran out.  "
-    "[default: peak]",
+    help="Which memory collapsed stacks show: at the peak, at the end, or when memory last ran out."
+    "  [default: peak]",
 )
 @click.option(
     "--by-category",
     is_flag=True,
-    help="Collapsed stacks begin with what the memory was for, such as activation.",
+    help="Collapsed stacks begin with the category.",
 )
 def command(
     paths: tuple[Path, ...],

@@ -28,7 +28,7 @@ from pytracer.text import printable
     metavar="NAME=SIZE,...",
     callback=shared.parsed_by(parsed_target),
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
-    "32, batch=8..32..8 every eighth; the last is the target.",
+    "32, batch=8..32..8 every eighth.",
 )
 @shared.device_memory_option("recorded device, or of the device of --on")
 @shared.simulated_device_option
@@ -37,9 +37,8 @@ from pytracer.text import printable
     "devices",
     metavar="DEVICE,...",
     callback=shared.parsed_by(lambda text: [model_of(name) and name for name in text.split(",")]),
-    help="Run the program on these simulated devices instead, such as h100,a100-40: `pytracer run "
-    "--help` lists them. {batch} in its arguments is the batch of --at or --largest. The options "
-    "below are for these runs.",
+    help="Run the program on these simulated devices, such as h100,a100-40. {batch} in its "
+    "arguments is the batch of --at or --largest. --largest to --allow-writes are for these runs.",
 )
 @click.option("--largest", metavar="NAME", help="Find the largest size that fits, by several runs.")
 @dry_run_options.dry_run_options
@@ -67,17 +66,14 @@ def command(
     PYTRACER_METADATA=batch=4 pytracer run -o 4.pickle train.py --batch 4
     pytracer fit 2.pickle 4.pickle --at batch=16 --device-memory 80GiB
 
-    With --on, runs the program itself at these sizes: by torch's own allocator, on devices that are
-    not there. Needs a build of torch for CUDA, or torch_npu.
+    With --on, runs the program itself at these sizes on simulated devices. Needs a build of torch
+    for CUDA, or torch_npu.
 
-    From recordings at two small sizes or more, estimates the peak at others: each request grows by
-    the law that passes through the recordings, and the allocator is simulated. Recordings that do
-    not name their sizes are given as FILE@batch=2. Needs neither torch nor a device. The answer
-    ends with the command of the dry run that verifies it.
+    Otherwise estimates the peak from recordings at two small sizes or more. Recordings that do not
+    name their sizes are given as FILE@batch=2. Needs neither torch nor a device.
 
-    The exit code is 0 if the run fits or the memory of the device is unknown, 4 if it does not fit,
-    and 3 if the estimate is too near to the memory of the device. It is 1 if a recording cannot be
-    read.
+    The exit code is 4 if the run does not fit, and 3 if the estimate is too near to the memory of
+    the device.
     """
     for_dry_run = dry_run_options.given(options)
     if devices is not None:

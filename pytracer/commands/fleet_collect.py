@@ -59,8 +59,7 @@ def command(
     pytracer fleet collect /shared/run7 --output fleet --engine ray
 
     Reads snapshots, and writes their peaks, call sites, steps, phases, out-of-memory errors, leaks
-    and settings as tables in Parquet. A file that cannot be read is a row of the table `files`
-    with the reason.
+    and settings as tables in Parquet.
     """
     engine = _engine(engine_name, memory_bytes, workers)
     collected = collect_with_progress(paths, output, engine, run)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytracer.commands.json_output import JsonOutput, json_options
-from pytracer.commands.shared_options import source
+from pytracer.commands.shared_options import TOP_HELP, source
 from pytracer.commands.table import Columns, Part, echo, line, make_table
 from pytracer.errors import optional
 from pytracer.fleet.dataset import MARK
@@ -22,13 +22,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 @click.command("report")
 @click.argument("table", metavar="DIRECTORY|TABLE", type=source)
 @click.option("--run", help="The run to report on.  [default: the run that was written last]")
-@click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    default=5,
-    show_default=True,
-    help="How many rows of each table to print. JSON has all rows.",
-)
+@click.option("--top", type=click.IntRange(min=0), default=5, show_default=True, help=TOP_HELP)
 @click.option(
     "--sql",
     "as_sql",
@@ -48,8 +42,8 @@ def command(
     \b
     pytracer fleet report outputs/profile
 
-    Compares the ranks of a run. Reads all snapshots of a DIRECTORY each time. A TABLE of
-    "pytracer fleet collect" has been read once.
+    Compares the ranks of a run. Reads all snapshots of a DIRECTORY each time, or a TABLE of
+    "pytracer fleet collect".
     """
     from pytracer.fleet.report import fleet_report, script
 

@@ -73,10 +73,9 @@ def command(
     pytracer live outputs/profile
     pytracer live --dump 4711
 
-    Shows this user's processes that a tracer with an output records, or those of them that have it
-    in a DIRECTORY: their memory, its peak as far back as they have events, how much it has grown
-    for each step since the command began, and their events. The processes do nothing for it, so one
-    that hangs is shown, too. Control-C ends the command.
+    Shows this user's recorded processes, or those with an output in DIRECTORY: their memory, its
+    peak in the ring, and its growth for each step since the command began. The tracer needs an
+    output. A process that hangs is shown, too.
     """
     devices = live_devices(wanted)
     if not devices:

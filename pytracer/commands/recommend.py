@@ -34,10 +34,17 @@ NAME_WIDTH = 26
     metavar="SIZE",
     multiple=True,
     callback=shared.parsed_by(lambda texts: [*dict.fromkeys(map(parsed_size, texts))]),
-    help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
-    "several devices.  [default: the limit of the recording, if the file has it]",
+    help="The memory that the allocator may reserve, such as 80GiB. May be repeated.  [default: "
+    "the limit of the recording, if the file has it]",
 )
-@shared.settings_option(" No other settings are simulated.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="SETTINGS",
+    multiple=True,
+    help="Allocator settings, as NAME:VALUE,NAME:VALUE, to compare with the recording's own alone. "
+    "May be repeated.",
+)
 @shared.simulated_device_option
 @json_options
 def command(path: Path, capacities: list[int], json_output: JsonOutput, **question: Any) -> None:
@@ -49,8 +56,8 @@ def command(path: Path, capacities: list[int], json_output: JsonOutput, **questi
     pytracer recommend snapshot.pickle --set expandable_segments:True
 
     Simulates the recorded requests under many settings of the allocator, or under the given ones,
-    and prints one recommendation with the line to paste. Needs neither torch nor a device. For a
-    directory, the rank decides that has the least memory to spare.
+    and prints one line to paste. Needs neither torch nor a device. In a directory, the rank decides
+    that has the least memory to spare.
     """
     console = Console(stderr=True, highlight=False)
     with signals_interrupt(), console.status("Reading the recording") as status:

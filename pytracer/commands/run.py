@@ -64,7 +64,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--patch-torch",
     is_flag=True,
-    help="Also replace torch's own recorder by pytracer, as pytracer.patch_torch() does.",
+    help="Also replace torch's own recorder by pytracer.",
 )
 @click.option(
     "-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as in `python -m`."
@@ -73,8 +73,8 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     "--dry-run",
     metavar="DEVICE",
     type=click.Choice([*MODELS]),
-    help="Run the program on a simulated device, which nobody has to own, and say whether it fits. "
-    f"DEVICE is one of {', '.join(MODELS)}. The options below are for dry runs.",
+    help="Run the program on a simulated device, and say whether it fits. DEVICE is one of "
+    f"{', '.join(MODELS)}. Options from --device-memory on are for dry runs.",
 )
 @device_memory_option("device")
 @dry_run_options.dry_run_options
@@ -99,8 +99,7 @@ def command(
     pytracer run --dry-run h100 --world-size 64 train.py
 
     Runs a Python program under the tracer, as PYTRACER=1 does. An option that is not given is read
-    from its environment variable, which is PYTRACER_ and the option's name in capitals, such as
-    PYTRACER_STACK_DEPTH.
+    from its environment variable, such as PYTRACER_STACK_DEPTH.
 
     With --dry-run, the exit code is 0 if the program fits and 4 if it does not.
     """

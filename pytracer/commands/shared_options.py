@@ -38,16 +38,11 @@ files_argument = click.argument(
 )
 
 
-def top_option(rows: str) -> Callable[[Command], Command]:
-    """Give a command `--top`; `rows` is what it limits, as in "rows of each table"."""
-    return click.option(
-        "--top",
-        type=click.IntRange(min=0),
-        default=TOP,
-        show_default=True,
-        help=f"How many {rows} to print. JSON has all rows.",
-    )
+TOP_HELP = "How many rows of each table to print. JSON has all rows."
 
+top_option = click.option(
+    "--top", type=click.IntRange(min=0), default=TOP, show_default=True, help=TOP_HELP
+)
 
 device_option = click.option(
     "--device", type=click.IntRange(min=0), help="Report only the device with this index."
@@ -59,18 +54,6 @@ simulated_device_option = click.option(
     type=click.IntRange(min=0),
     help="The device's index in the recording.  [default: the accelerator with the most events]",
 )
-
-
-def settings_option(more: str = "") -> Callable[[Command], Command]:
-    """Give a command `--set`; `more` ends its help."""
-    return click.option(
-        "--set",
-        "settings",
-        metavar="SETTINGS",
-        multiple=True,
-        help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. "
-        f"Repeat the option for more.{more}",
-    )
 
 
 def _checked_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
@@ -101,7 +84,7 @@ moment_option = click.option(
     "moment",
     metavar="MOMENT",
     help="The moment: oom, peak, end, the index of an event, or +SECONDS after the first event.  "
-    "[default: the last out-of-memory error, or else the peak]",
+    "[default: the last out-of-memory error, else the peak]",
 )
 
 
@@ -122,9 +105,8 @@ memory_option = click.option(
     "memory_bytes",
     metavar="SIZE",
     callback=parsed_by(parsed_size),
-    help="The most memory to use for files that are read at the same time, such as 8GiB. Further "
-    "files wait. A file that alone needs more is read by itself.  "
-    "[default: a quarter of the free memory]",
+    help="The most memory for files that are read at the same time, such as 8GiB. A file that "
+    "needs more is read alone.  [default: a quarter of the free memory]",
 )
 
 

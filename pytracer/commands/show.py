@@ -50,22 +50,22 @@ class Question:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="How many callers to print with --by line or caller, and to tell groups apart by.",
+    help="How many callers to tell groups apart by.",
 )
 @click.option("--leaks", is_flag=True, help="Print what is kept from step to step, by call site.")
 @click.option(
     "--fragmentation",
     is_flag=True,
-    help="Print the free memory inside segments, and the call sites whose blocks keep it there.",
+    help="Print the free memory inside segments, and which call sites keep it there.",
 )
 @click.option(
     "--address",
     metavar="ADDRESS",
-    help="Print each block that had this address, when, and which line allocated it.",
+    help="Print each block that had this address, when, and its call site.",
 )
 @click.option("--all", "has_all", is_flag=True, help="Print every figure.")
 @shared.device_option
-@shared.top_option("rows of a table")
+@shared.top_option
 @json_options
 @shared.memory_option
 @click.pass_context
@@ -84,11 +84,10 @@ def command(
     pytracer show snapshot.pickle --by line --at peak
     pytracer show snapshot.pickle --all
 
-    Prints the verdict on a file in at most 20 lines: whether memory ran out and why, whether memory
-    leaks, the call sites that held most, and commands to try. For several files, or a directory of
-    them, prints the verdict on the process that ran out of memory first, or else on one that leaks,
-    or else on the fullest, and what the others have in common. The other options ask for one part,
-    for each file.
+    Prints the verdict in at most 20 lines: whether memory ran out and why, whether it leaks, the
+    call sites that held most, and commands to try. If there are several files, the verdict is on
+    the process that ran out of memory first, else on one that leaks, else on the fullest. The
+    options ask for one part of each file.
 
     The exit code is 0 whatever the verdict is, and 1 if a file could not be read.
     """

@@ -37,7 +37,7 @@ from pytracer.text import number, printable, size
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file of the page. A page of pytracer at PATH is replaced; any other file is not.  "
+    help="The file of the page. Only a page of pytracer is replaced.  "
     "[default: next to the snapshot or directory, NAME.html]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
@@ -45,7 +45,7 @@ from pytracer.text import number, printable, size
     "--baseline",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Also show this snapshot, and the difference to it by call site.",
+    help="Also show this snapshot, and the difference to it.",
 )
 @click.option(
     "--max-events",
@@ -53,9 +53,7 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help="The most events in the page. The newest events of a file are kept. Of several files, "
-    "the first is shown, and those others whose events fit. A block of a file without events "
-    "counts as an event.",
+    help="The most events in the page: the newest. Further files must fit, too.",
 )
 @memory_option
 @click.pass_context
@@ -76,9 +74,8 @@ def command(
     pytracer view after.pickle --baseline before.pickle
 
     Writes one HTML file that needs no network: usage over time, the memory map at any moment, all
-    blocks and all events. For several files, or a directory of them, the page has the usage of each
-    file; the file of the first rank that ran out of memory, or else the one with the highest peak,
-    comes first.
+    blocks and all events. If there are several files, the one of the first rank that ran out of
+    memory comes first, else the one with the highest peak.
     """
     found, errors = find_files(paths)
     if baseline is not None and len(found) != 1:

@@ -135,17 +135,16 @@ class TracerOptions:
     _: KW_ONLY
     device: Option[str | Sequence[str], tuple[str, ...]] = Option(
         *("auto", "DEVICE[,DEVICE...]", form.parse_list, form.check_devices),
-        'The devices to record: `"auto"` (the accelerator that is present, or else the CPU), '
-        '`"cpu"`, `"cuda"` or `"npu"` (all devices of the process), one device such as `"cuda:1"`, '
-        "or a list of these. A device that torch has not initialised yet is recorded from its "
-        "initialisation on.",
+        'The devices to record: `"cpu"`, `"cuda"`, `"npu"`, one such as `"cuda:1"`, or a list of '
+        'these. `"auto"`: the accelerator that is present, else the CPU. A device that torch has '
+        "not initialised yet is recorded from its initialisation on.",
     )
     trace_alloc_max_entries: Option[int, int] = Option(
         *(100_000, "INTEGER", form.parse_int, form.check_int(1, MAX_ENTRIES_LIMIT, 100_000)),
         "How many ring events of 48 bytes are kept for each device. An allocation is one, and so "
         "is its free; a free that is completed later is two. To keep N steps, set at least 2 N "
-        "times the allocations of a step (column `allocs` of the report's table *Steps*). A full "
-        "ring overwrites its oldest events, and counts them.",
+        "times the allocations of a step (column `allocs` of the table *Steps*). A full ring "
+        "overwrites its oldest events.",
     )
     stack_depth: Option[int, int] = Option(
         *(32, "INTEGER", form.parse_int, form.check_int(1, MAX_STACK_DEPTH, 32)),
@@ -153,44 +152,39 @@ class TracerOptions:
     )
     max_stack_bytes: Option[int, int] = Option(
         *(2**25, "INTEGER", form.parse_int, form.check_int(*STACK_BYTES_LIMITS, 2**25)),
-        "The largest size of the stack table. When it fills, stacks that no event and no live "
-        "block has are removed. If that makes no room in time, events with a new stack have none, "
-        "and `dropped` counts them. All tracers share the table, and the first one sets its size.",
+        "The largest size of the stack table, which all tracers share; the first one sets it. When "
+        "the table is full, unused stacks are removed. If no room remains, events with a new stack "
+        "have none, and `dropped` counts them.",
         shown="32 MiB",
     )
     forward_stacks: Option[bool | None, bool | None] = Option(
         *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
-        "Whether an allocation in the backward pass also has the stack of the forward call that "
-        "made its autograd node, and the node's name. This needs a library "
-        "for the running torch, which `pytracer doctor` reports. Not given: on where the library "
-        "is there. `True`: the library is compiled if it is missing.",
+        "Whether an allocation in the backward pass also has its autograd node, and the stack of "
+        "the forward call that made the node. Not given: on if the library for this torch is ready "
+        "(`pytracer doctor`). `True`: the library is compiled if it is missing.",
     )
     pinned_memory: Option[bool, bool] = Option(
         *(False, "1|0", form.parse_bool, form.check_bool),
         "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as the device "
-        "`host` next to the CUDA devices, for 200 to 300 ns more. pytracer wraps torch's allocator "
-        "until the process ends, which needs torch 2.8 or newer, and a hook that is compiled at "
-        "the first use.",
+        "`host`, for 200 to 300 ns more. This needs torch 2.8 or newer, CUDA, and a hook that is "
+        "compiled at the first use. torch's allocator stays wrapped until the process ends.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),
-        "Whether a snapshot has the source of the program's lines in its stacks, so that "
-        "`pytracer show` shows it on any machine: at most 2,000 lines, or 65,536 characters. "
-        "`False`: no source is read.",
+        "Whether a snapshot has the source of the program's lines in its stacks: at most 2,000 "
+        "lines, or 65,536 characters.",
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
         *(None, "JSON|NAME=VALUE,...", form.parse_metadata, form.check_metadata),
-        "A dict that is written into each snapshot. Its values may be strings, numbers, booleans, "
-        "`None`, lists and dicts. `pytracer fit` reads the sizes of the data from it, as in "
-        "`batch=2,length=512`.",
+        "A dict of plain values that is written into each snapshot. `pytracer fit` reads the sizes "
+        "of the data from it: `batch=2,length=512`.",
     )
     steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
         *(None, "STEP[-STEP][,STEP...]", form.parse_none, form.check_steps),
         "The steps to record, counted from 1: a list, a `range`, or a text such as "
         '`"3,10-12"`. Each has a snapshot, and none is written at the end of the program. Between '
-        "these steps, only the live blocks and their stacks are tracked. `None`: everything is "
-        "recorded, and one snapshot is written at the end. An empty list, `[]`: everything is "
-        "recorded, and `dump()` alone writes.",
+        "these steps, only the live blocks and their stacks are tracked. `None`: all steps, with "
+        "one snapshot at the end. `[]`: all steps, and `dump()` alone writes.",
     )
     memory_snapshot_num_steps: Option[int, int] = Option(
         *(1, "INTEGER", form.parse_int, form.check_int(1, MAX_STEPS_LIMIT, 1)),
@@ -199,44 +193,39 @@ class TracerOptions:
     schedule: Option[Schedule | None, Schedule | None] = Option(
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
         "A function that selects the steps, as `torch.profiler.schedule()` returns it; in a "
-        "variable or on the command line, the arguments of `torch.profiler.schedule()`, such as "
-        "`wait=1,active=3`. Consecutive selected steps share a file. The file ends at a step whose "
-        "action is `RECORD_AND_SAVE`, or before a step that is not selected. The function may be "
-        "called more than once for a step.",
+        "variable, its arguments, such as `wait=1,active=3`. Consecutive selected steps share a "
+        "file, which ends at a step whose action is `RECORD_AND_SAVE`, or before a step that is "
+        "not selected.",
     )
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
-        'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
-        'profiles; without verl, the same as `"optimizer"`, until another optimizer steps twice in '
-        "between, as that of the next trial: then its steps count. Once the program calls "
-        '`step()`, only that counts, unless steps are selected. `"optimizer"`: each step of the '
+        'The source that ends a step, in addition to `step()`. `"optimizer"`: each step of the '
         'first torch optimizer that steps; `"optimizer:AdamW"`: of the first one of this class. '
-        '`"none"`: only `step()`. `None`: `"framework"`, or `"none"` where steps are selected.',
+        '`"framework"`: verl ends the steps that it profiles. Without verl, the same as '
+        '`"optimizer"`, until another optimizer steps twice in between, or the program calls '
+        '`step()`: then those count, if no steps are selected. `"none"`: only `step()`. `None`: '
+        '`"framework"`, or `"none"` if steps are selected.',
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),
-        "Which phases (`pytracer.annotate`) get a snapshot of their own each time they occur in a "
-        "recorded step: a list of names, or `True` for all that are not nested in another. Needs "
-        "`steps` or `schedule`. Decorated coroutines and generators get none, because their phases "
-        "interleave.",
+        "Which phases (`pytracer.annotate`) get a snapshot of their own in each selected step: a "
+        "list of names, or `True` for all that are not nested in another. "
+        "Decorated coroutines and generators get none.",
     )
     phases: Option[str | None, str | None] = Option(
         *(None, "auto|none", form.parse_none, form.check_phases),
-        '`"auto"`: each outermost call of a module is the phase `forward`, each call of '
-        "`torch.autograd.backward`, `Tensor.backward` or `torch.autograd.grad` is `backward`, and "
-        "each step of a torch optimizer is `optimizer`, for some 3 µs a call of a module. "
-        "Arguments and results of models get a category. `None`: only the phases that the program "
-        "names (`pytracer.annotate`).",
+        '`"auto"`: outermost calls of modules are the phase `forward`, backward passes `backward`, '
+        "steps of torch optimizers `optimizer`. Arguments and results of models get a category. "
+        "`None`: only the phases that the program names (`pytracer.annotate`).",
     )
     ranks: Option[Sequence[int] | str, Ranks] = Option(
         *((), "RANK[,RANK...]|all", form.parse_ranks, form.check_ranks),
         "Which ranks write the snapshots of steps and the snapshot at the end: a list, or "
-        '`"all"`. Empty: rank 0. A process without a rank always writes these snapshots, and when '
-        "memory runs out, every rank writes a snapshot.",
+        '`"all"`. Empty: rank 0. A process without a rank always writes these.',
     )
     all_ranks: Option[bool, bool] = Option(
         *(False, "1|0", form.parse_bool, form.check_bool),
-        '`True`: the same as `ranks="all"`, whatever `ranks` is.',
+        '`True`: the same as `ranks="all"`.',
     )
     role: Option[str | None, str | None] = Option(
         *(None, "NAME", str, form.check_role),
@@ -244,9 +233,8 @@ class TracerOptions:
     )
     max_oom_snapshots: Option[int, int] = Option(
         *(3, "INTEGER", form.parse_int, form.check_int(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
-        "How many out-of-memory snapshots are kept, the first ones and the latest; each is written "
-        "before the exception is raised, and takes the time of a dump. `1`: only the latest. `0`: "
-        "none is written. Needs `output`.",
+        "How many out-of-memory snapshots are kept, the first ones and the latest. Each is written "
+        "before the exception is raised. `1`: only the latest. `0`: none is written.",
     )
     keep_last: Option[int | None, int | None] = Option(
         *(None, "INTEGER", form.parse_int, form.optional(form.check_int(1, MAX_KEPT_LIMIT, None))),
@@ -255,18 +243,16 @@ class TracerOptions:
     on_snapshot: Option[OnSnapshot, OnSnapshot] = Option(
         *(None, "MODULE:FUNCTION", str, form.check_callback),
         'A function, or its name as `"package.module:function"`. It gets the path of each file '
-        "that the tracer has written by itself (not by `dump()`), on the thread that wrote it. "
-        "There is no call when `max_oom_snapshots` or `keep_last` deletes a file.",
+        "that the tracer has written by itself (not by `dump()`), on the thread that wrote it.",
     )
     dump_signal: Option[str | int | None, signal.Signals | None] = Option(
         *(None, "SIGNAL", str, form.check_signal),
         'The signal on which a snapshot is written: a name such as `"SIGUSR2"`, or a number. '
-        "A handler that the program has installed before the tracer starts runs too.",
+        "The program's earlier handler runs too.",
     )
     trigger_file: Option[Output, str | None] = Option(
         *(None, "FILE", str, form.check_trigger_file),
-        "The path of a file. A snapshot is written each time this file is created or touched. "
-        "pytracer looks at the file about once a second.",
+        "A file. A snapshot is written each time it is created or touched, about a second later.",
     )
 
 

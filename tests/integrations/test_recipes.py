@@ -1,16 +1,17 @@
-"""Test the recipes of docs/how-to/frameworks.md with the real packages, in their own programs."""
+"""Test the recipes of two how-to pages with the real packages, in their own programs."""
 
 import importlib
-import pickle
 import re
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 import tools
-from processes import installed, run
+from processes import installed, run, run_python
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/frameworks.md"
+HOW_TO = Path(__file__).parents[2] / "docs/how-to"
+RECIPES = (HOW_TO / "frameworks.md").read_text() + (HOW_TO / "maintainers.md").read_text()
 
 JOB = """
 import pytracer
@@ -27,9 +28,7 @@ print(tracer.stats()["failures"])
 
 def recipe(folder: Path, name: str) -> None:
     """Write the recipe of a name into a folder; its bucket is a folder next to it."""
-    (text,) = re.findall(
-        rf'^```python title="{name}.py"\n(.*?)^```$', PAGE.read_text(), re.M | re.S
-    )
+    (text,) = re.findall(rf'^```python title="{name}.py"\n(.*?)^```$', RECIPES, re.M | re.S)
     (folder / f"{name}.py").write_text(text.replace("s3://", f"file://{folder}/"))
 
 
@@ -57,7 +56,6 @@ def test_fsspec(tmp_path: Path) -> None:
     copies = files(tmp_path / "bucket/out")
     assert copies == files(tmp_path / "out")
     assert len(copies) == 3
-    assert all(map(pickle.loads, copies.values()))
 
 
 @pytest.mark.slow
@@ -150,6 +148,39 @@ print(metric.name, metric.unit, point.attributes, point.value >= kept.nbytes)
 """
     # THEN the reader gets the memory of the CPU's blocks
     assert output_of(job, tmp_path) == "pytracer_allocated_bytes By {'device': 'cpu'} True\n"
+
+
+@pytest.mark.slow
+def test_the_debug_server(tmp_path: Path) -> None:
+    # GIVEN a job of two ranks that records memory as a framework would, and torch's debug server
+    tools.packages("aiohttp", "jinja2", "tabulate")
+    recipe(tmp_path, "memory_recording")
+    recipe(tmp_path, "memory_on_debug_server")
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "job.py").write_text(f"""
+import time, torch, torch.distributed as distributed, urllib.request
+from memory_on_debug_server import start
+from memory_recording import memory_recording
+
+distributed.init_process_group("gloo")
+with memory_recording(), memory_recording("out", device="cpu", step_from="none") as tracer:
+    kept = torch.ones((1 + distributed.get_rank()) * 1_000_000)
+    start(tracer, port={port})
+    while distributed.get_rank() == 0:
+        try:
+            print(urllib.request.urlopen("http://localhost:{port}/memory").read().decode())
+            break
+        except OSError:
+            time.sleep(0.1)
+    distributed.barrier()
+""")
+    # WHEN a rank asks for the page, while the other one waits in a collective
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "job.py")
+    done = run_python(*ranks, cwd=tmp_path, env=installed(tmp_path, OMP_NUM_THREADS="1"))
+    assert done.returncode == 0, done.stderr
+    # THEN it has the answer of each rank
+    assert re.findall(r"^ peak +(.+)", done.stdout, re.M) == ["3.815 MiB", "7.629 MiB"]
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,11 +89,6 @@ variable has a wrong value, one warning is logged, and the option has its defaul
 SHARED = {
     "as_json": "`--json` prints the result as JSON, and nothing else.",
     "json_path": "`--json-output PATH` also writes it to a file; `-` is standard output.",
-    "memory_bytes": (
-        "`--memory SIZE`, such as `8GiB`, bounds the memory of files that are read at the same "
-        "time; a file that alone needs more is read by itself. The default is a quarter of the "
-        "free memory."
-    ),
 }
 """Options that several commands have, by the names of their arguments."""
 

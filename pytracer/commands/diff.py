@@ -69,7 +69,6 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
     help="Print the report as Markdown, for the description of a pull request.",
 )
 @json_options
-@shared.memory_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -80,7 +79,6 @@ def command(
     limit: Limit | None,
     as_markdown: bool,
     json_output: JsonOutput,
-    memory_bytes: int | None,
 ) -> None:
     """What changed between two recordings?
 
@@ -101,7 +99,7 @@ def command(
         )
     read = partial(_read, device=device)
     try:
-        report, pairs, failed = _compared(baseline, new, read, memory_bytes)
+        report, pairs, failed = _compared(baseline, new, read)
     except PytracerError as error:
         if limit is None:
             raise
@@ -139,7 +137,7 @@ def _read(path: Path, device: int | None) -> SnapshotSummary:
 
 
 def _compared(
-    baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
+    baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary]
 ) -> tuple[Difference, list[SummaryPair], bool]:
     """Return the difference, the pairs of files, and whether a file was unreadable.
 
@@ -157,7 +155,7 @@ def _compared(
             f"{new}: give two files instead"
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
-    results = in_parallel(read, paths, "Reading snapshots", memory_bytes)
+    results = in_parallel(read, paths, "Reading snapshots")
     by_place: dict[str, list[tuple[SnapshotSummary, SnapshotSummary]]] = {}
     errors = [str(error) for error in unsearched]
     for (place, path, _), before, after in zip(

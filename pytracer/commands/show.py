@@ -67,14 +67,12 @@ class Question:
 @shared.device_option
 @shared.top_option("rows of a table")
 @json_options
-@shared.memory_option
 @click.pass_context
 def command(
     context: click.Context,
     /,
     paths: tuple[Path, ...],
     json_output: JsonOutput,
-    memory_bytes: int | None,
     **given: Any,
 ) -> None:
     """What happened, who holds the memory, and what can I do?
@@ -94,7 +92,7 @@ def command(
     """
     found, errors = find_files(paths)
     question = _question(is_only=len(found) == 1, has_json=json_output.is_asked, **given)
-    results = errors + in_parallel(question.read, found, "Reading snapshots", memory_bytes)
+    results = errors + in_parallel(question.read, found, "Reading snapshots")
     files = [result for result in results if not isinstance(result, PytracerError)]
     if files:  # a file without the moment that others have is no error
         question.notes.extend(str(error) for error in results if isinstance(error, NoMomentError))

@@ -120,10 +120,6 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
                 "problems": key(
                     list[str], "Empty if everything requested can be recorded; one sentence each."
                 ),
-                "killed": key(
-                    dict[str, int],
-                    "How many killed processes left a recording, by the output of their runs.",
-                ),
                 "other_command": key(
                     str | None,
                     "The path of the command `pytracer` that a shell finds, if another project has "

@@ -1,6 +1,5 @@
 """The command `pytracer doctor`: what can be recorded here, and hooks for other machines."""
 
-import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,10 @@ from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import HookBuilder
 from pytracer.backends.names import AUTOGRAD, HOST, LIBRARIES, package_of
 from pytracer.backends.running_torch import built_backends
-from pytracer.boxes.restoring import left_by_output
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.errors import ConfigError, HookError
 from pytracer.reading.files import is_special
-from pytracer.text import number, printable
+from pytracer.text import printable
 from pytracer.tracing.options import (
     ENVIRONMENT_DEFAULTS,
     PATCH_TORCH,
@@ -90,19 +88,14 @@ def command(
     options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
     problems = _variable_problems(options, build_problem) + examination.problems
     first = {"requested": examination.requested, "problems": problems}
-    killed, other = _left_by_killed(options), _command_of_others()
-    json_output.write({**first, **vars(examination), "killed": killed, "other_command": other})
+    other = _command_of_others()
+    json_output.write({**first, **vars(examination), "other_command": other})
     if not json_output.is_only:
         _print(examination, problems)
         if other is not None:
             click.echo(
                 f"{printable(other)}, which the shell finds as pytracer, is of another project: "
                 "call torch-pytracer or `python -m pytracer`"
-            )
-        for folder, count in killed.items():
-            click.echo(
-                f"{number(count, 'killed process', 'killed processes')} left a recording: "
-                f"pytracer show {shlex.quote(printable(folder))}"
             )
     if problems:
         context.exit(1)
@@ -137,13 +130,6 @@ def _build(builder: HookBuilder, libraries: Sequence[str], output: Path | None) 
         failures.append(str(error))
     if failures:
         raise click.ClickException("\n".join(dict.fromkeys(failures)))
-
-
-def _left_by_killed(options: Options) -> dict[str, int]:
-    if options.output is None:
-        return {}
-    output = Path(options.output)
-    return left_by_output(output if output.is_dir() else output.parent)
 
 
 def _command_of_others() -> str | None:

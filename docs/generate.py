@@ -88,7 +88,6 @@ variable has a wrong value, one warning is logged, and the option has its defaul
 
 SHARED = {
     "as_json": "`--json` prints the result as JSON, and nothing else.",
-    "json_path": "`--json-output PATH` also writes it to a file; `-` is standard output.",
 }
 """Options that several commands have, by the names of their arguments."""
 
@@ -112,8 +111,7 @@ def command_page() -> str:
     parts = ["# Command line\n\n", MADE]
     parts += [
         "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`. Packages of other "
-        "projects install a command `pytracer` too, and the one that is installed last stays; "
-        "`torch-pytracer doctor` says if it is another project's.\n\n",
+        "projects install a command `pytracer` too, and the one that is installed last stays.\n\n",
         "A command exits with 0 if it succeeded",
         ", with 1 if something failed, and with 2 if its options or arguments are wrong. ",
         "`pytracer run` exits with the exit code of its program.\n\n",

@@ -120,11 +120,6 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
                 "problems": key(
                     list[str], "Empty if everything requested can be recorded; one sentence each."
                 ),
-                "other_command": key(
-                    str | None,
-                    "The path of the command `pytracer` that a shell finds, if another project has "
-                    "it.",
-                ),
             },
             Examination,
         ),

@@ -16,7 +16,7 @@ from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import AT, answers, falsified, site_text
 from pytracer.analysis.usage import AMOUNTS
 from pytracer.commands import shared_options as shared
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.show_tables import AMOUNTS_OF_CPU
 from pytracer.commands.table import (
@@ -68,7 +68,7 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
     is_flag=True,
     help="Print the report as Markdown, for the description of a pull request.",
 )
-@json_options
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -78,7 +78,7 @@ def command(
     top: int,
     limit: Limit | None,
     as_markdown: bool,
-    json_output: JsonOutput,
+    as_json: bool,
 ) -> None:
     """What changed between two recordings?
 
@@ -106,9 +106,8 @@ def command(
         click.echo(f"Error: {printable(str(error))}", err=True)
         context.exit(_EXIT_CODES["unknown"])
     check = None if limit is None else check_limit(pairs, limit, _missing(report))
-    json_output.write(vars(report) | ({} if check is None else {"limit": check}))
-    if json_output.is_only:
-        pass
+    if as_json:
+        print_json(vars(report) | ({} if check is None else {"limit": check}))
     elif check is not None:
         click.echo(printable(check.reason))
     elif as_markdown:

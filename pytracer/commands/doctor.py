@@ -1,6 +1,5 @@
 """The command `pytracer doctor`: what can be recorded here, and hooks for other machines."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +13,8 @@ from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import HookBuilder
 from pytracer.backends.names import AUTOGRAD, HOST, LIBRARIES, package_of
 from pytracer.backends.running_torch import built_backends
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.errors import ConfigError, HookError
-from pytracer.reading.files import is_special
-from pytracer.text import printable
 from pytracer.tracing.options import (
     ENVIRONMENT_DEFAULTS,
     PATCH_TORCH,
@@ -49,14 +46,14 @@ from pytracer.tracing.options import (
     help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache, "
     "or a private temporary folder if the cache cannot be written]",
 )
-@json_options
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
     devices: tuple[str, ...],
     build: bool,
     output: Path | None,
-    json_output: JsonOutput,
+    as_json: bool,
 ) -> None:
     """What can be recorded on this machine?
 
@@ -76,8 +73,8 @@ def command(
     """
     hooks = context.obj if isinstance(context.obj, Hooks) else HOOKS  # a test gives its own
     if build:
-        if json_output.is_asked:
-            raise click.UsageError("--build has no report: leave out --json and --json-output")
+        if as_json:
+            raise click.UsageError("--build has no report: leave out --json")
         _build(hooks.builder, devices, output)
         return
     if output is not None:
@@ -87,16 +84,11 @@ def command(
     # The environment's tracer reads all variables, a tracer in the code at most as many.
     options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
     problems = _variable_problems(options, build_problem) + examination.problems
-    first = {"requested": examination.requested, "problems": problems}
-    other = _command_of_others()
-    json_output.write({**first, **vars(examination), "other_command": other})
-    if not json_output.is_only:
+    if as_json:
+        first = {"requested": examination.requested, "problems": problems}
+        print_json({**first, **vars(examination)})
+    else:
         _print(examination, problems)
-        if other is not None:
-            click.echo(
-                f"{printable(other)}, which the shell finds as pytracer, is of another project: "
-                "call torch-pytracer or `python -m pytracer`"
-            )
     if problems:
         context.exit(1)
 
@@ -130,22 +122,6 @@ def _build(builder: HookBuilder, libraries: Sequence[str], output: Path | None) 
         failures.append(str(error))
     if failures:
         raise click.ClickException("\n".join(dict.fromkeys(failures)))
-
-
-def _command_of_others() -> str | None:
-    """Return the path of the command `pytracer` that a shell finds, if another project has it."""
-    found = shutil.which("pytracer")
-    if found is None or is_special(Path(found)):
-        return None
-    try:
-        with open(found, "rb") as file:
-            return None if _OUR_MODULE in file.read(_MOST_SCRIPT_BYTES) else found
-    except OSError:
-        return None
-
-
-_OUR_MODULE = b"pytracer.commands"  # in the script that an installer makes
-_MOST_SCRIPT_BYTES = 2**16
 
 
 def _variable_problems(options: Options, build_problem: str | None) -> list[str]:

@@ -9,7 +9,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import Interruption, progress_bar, signals_interrupt
 from pytracer.commands.plots import plot_comparison
 from pytracer.commands.shared_options import plot_option
@@ -40,18 +40,7 @@ _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def output_comparison(
-    comparison: Comparison, json_output: JsonOutput, plot_path: Path | None = None
-) -> None:
-    """Print a comparison, and write the files that were asked for."""
-    if not json_output.is_only:
-        echo(_parts(comparison))
-    json_output.write(report(comparison))
-    if plot_path is not None:
-        plot_comparison(comparison, plot_path)
-
-
-def _parts(comparison: Comparison) -> Iterator[Part]:
+def parts(comparison: Comparison) -> Iterator[Part]:
     """Yield the conclusions, the table, and notes on what the table does not show."""
     yield from (line(sentence, "bold") for sentence in conclusions(comparison))
     first, *others = comparison.settings
@@ -165,7 +154,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     help="What ends a step: optimizer, optimizer:Class or framework.  "
     "[default: PYTRACER_STEP_FROM, else optimizer]",
 )
-@json_options
+@json_option
 @plot_option("peaks, limits and failed requests")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -175,7 +164,7 @@ def command(
     repeat: int,
     output: Path | None,
     step_from: str | None,
-    json_output: JsonOutput,
+    as_json: bool,
     plot_path: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -198,9 +187,14 @@ def command(
     except Interruption as error:
         interruption = error
     if any(setting.outcomes for setting in experiment.comparison.settings):
-        output_comparison(experiment.comparison, json_output, plot_path)
-        report = printable(str(experiment.output / REPORT))
-        click.echo(f"The complete report is in {report}", err=True)
+        if as_json:
+            print_json(report(experiment.comparison))
+        else:
+            echo(parts(experiment.comparison))
+        if plot_path is not None:
+            plot_comparison(experiment.comparison, plot_path)
+        path = printable(str(experiment.output / REPORT))
+        click.echo(f"The complete report is in {path}", err=True)
     if interruption is not None:
         raise interruption
     if any(len(each.measured) < len(each.outcomes) for each in experiment.comparison.settings):

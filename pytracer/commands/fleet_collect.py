@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import progress_bar, signals_interrupt
 from pytracer.commands.shared_options import source
 from pytracer.fleet.collection import Collected, Engine, LocalEngine
@@ -38,7 +38,7 @@ _SHOWN = 5  # how many unreadable files are named
 @click.option(
     "--workers", type=click.IntRange(min=1), help="The most processes.  [default: one for a core]"
 )
-@json_options
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -47,7 +47,7 @@ def command(
     run: str | None,
     engine_name: str,
     workers: int | None,
-    json_output: JsonOutput,
+    as_json: bool,
 ) -> None:
     """How do I make one dataset of many recordings?
 
@@ -62,8 +62,9 @@ def command(
     """
     engine = _engine(engine_name, workers)
     collected = collect_with_progress(paths, output, engine, run)
-    json_output.write(vars(collected))
-    if not json_output.is_only:
+    if as_json:
+        print_json(vars(collected))
+    else:
         _show(collected)
     for error in collected.errors:
         click.echo(f"Error: {printable(error)}", err=True)

@@ -13,7 +13,7 @@ from pytracer.analysis.answer import Line
 from pytracer.analysis.answer_of_files import AnsweredFile
 from pytracer.analysis.blocks import KEYS
 from pytracer.commands import shared_options as shared
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.show_answer import Answered, answered, echo_answer, read_file
 from pytracer.errors import NoMomentError, PytracerError
@@ -66,13 +66,13 @@ class Question:
 @click.option("--all", "has_all", is_flag=True, help="Print every figure.")
 @shared.device_option
 @shared.top_option("rows of a table")
-@json_options
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
     /,
     paths: tuple[Path, ...],
-    json_output: JsonOutput,
+    as_json: bool,
     **given: Any,
 ) -> None:
     """What happened, who holds the memory, and what can I do?
@@ -91,7 +91,7 @@ def command(
     The exit code is 0 whatever the verdict is, and 1 if a file could not be read.
     """
     found, errors = find_files(paths)
-    question = _question(is_only=len(found) == 1, has_json=json_output.is_asked, **given)
+    question = _question(is_only=len(found) == 1, has_json=as_json, **given)
     results = errors + in_parallel(question.read, found, "Reading snapshots")
     files = [result for result in results if not isinstance(result, PytracerError)]
     if files:  # a file without the moment that others have is no error
@@ -99,9 +99,9 @@ def command(
         results = [result for result in results if not isinstance(result, NoMomentError)]
     combined = question.combine(files)
     notes = [PytracerError(note) for note in sorted(question.notes)]
-    if json_output.is_asked:
-        json_output.write(question.content(combined), [*results, *notes])
-    if files and not json_output.is_only:
+    if as_json:
+        print_json(question.content(combined), [*results, *notes])
+    elif files:
         question.show(combined)
         for note in notes:
             click.echo(f"{printable(str(note))}.")

@@ -73,7 +73,6 @@ def test_without_an_accelerator(tmp_path: Path) -> None:
         (("--set", ON, "no_such_program", "x"), "cannot run no_such_program: no exec"),
         (("--set", ON, "./full/file", "x"), "cannot run ./full/file: no executable program"),
         (("--set", ON, "--plot", "plot.txt", "x"), "plot.txt is not a file name of a plot"),
-        (("--set", ON, "--json-output", "a.pickle", "x"), "'a.pickle' is named like a snapshot"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -148,12 +148,6 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     type=click.Path(file_okay=False, path_type=Path),
     help="A new or empty directory for snapshots and logs.  [default: experiment_{time}]",
 )
-@click.option(
-    "--step-from",
-    metavar="SOURCE",
-    help="What ends a step: optimizer, optimizer:Class or framework.  "
-    "[default: PYTRACER_STEP_FROM, else optimizer]",
-)
 @json_option
 @plot_option("peaks, limits and failed requests")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -163,7 +157,6 @@ def command(
     changes: tuple[str, ...],
     repeat: int,
     output: Path | None,
-    step_from: str | None,
     as_json: bool,
     plot_path: Path | None,
     command: tuple[str, ...],
@@ -177,9 +170,9 @@ def command(
     Runs the program under each of the settings, and compares peaks, out-of-memory errors and step
     times. Each run is a new process, traced as by PYTRACER=1. An out-of-memory error is a result,
     not a failure. The program's output is written to log files. Ctrl-C ends the current run, and
-    the earlier runs are reported.
+    the earlier runs are reported. Steps are those of an optimizer, or as PYTRACER_STEP_FROM says.
     """
-    experiment = Experiment(command, changes, repeat=repeat, output=output, step_from=step_from)
+    experiment = Experiment(command, changes, repeat=repeat, output=output)
     interruption: Interruption | None = None
     try:
         with signals_interrupt(), progress_bar() as bar:

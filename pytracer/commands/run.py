@@ -15,7 +15,6 @@ from pytracer.rehearsal.models import MODELS
 from pytracer.tracing.option_forms import parse_bool
 from pytracer.tracing.options import (
     OPTIONS,
-    PATCH_TORCH,
     SWITCH,
     Options,
     switched_off,
@@ -62,11 +61,6 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_with_options
 @click.option(
-    "--patch-torch",
-    is_flag=True,
-    help="Also replace torch's own recorder by pytracer, as pytracer.patch_torch() does.",
-)
-@click.option(
     "-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as in `python -m`."
 )
 @click.option(
@@ -84,7 +78,6 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 def command(
     context: click.Context,
     /,
-    patch_torch: bool,
     is_module: bool,
     dry_run: str | None,
     program: str,
@@ -124,14 +117,10 @@ def command(
     variables = {variable(name): text for name, text in texts.items()}
     command = [sys.executable, *(["-m"] if is_module else []), program, *arguments]
     if dry_run is not None:
-        if patch_torch:
-            raise click.UsageError("--patch-torch is not for dry runs")
         context.exit(_dry_run(command, device=dry_run, variables=variables, **for_dry_run))
     variables[SWITCH] = "0" if switched_off() else "1"
     if switched_off():
         click.echo(f"pytracer: {SWITCH}=0 is set: nothing is recorded", err=True)
-    if patch_torch:
-        variables[PATCH_TORCH] = "1"
     os.execvpe(command[0], command, {**os.environ, **variables})
 
 

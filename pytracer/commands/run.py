@@ -23,21 +23,6 @@ from pytracer.tracing.options import (
 )
 
 
-def _check(context: click.Context, parameter: click.Parameter, value: Any) -> str | None:
-    """Check an option; return the text for its variable, or None if it is not given."""
-    if value is None or isinstance(value, bool):
-        return None if value is None else str(int(value))
-    assert parameter.name is not None
-    if not value:
-        raise click.UsageError(f"{parameter.opts[-1]} is empty: give a value, or leave it out")
-    option = OPTIONS[parameter.name]
-    try:
-        option.check(parameter.opts[-1], option.parse(value))
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from None
-    return str(value)
-
-
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
@@ -49,7 +34,6 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
             *(["-o"] if name == "output" else []),
             *names,
             default=None,
-            callback=_check,
             metavar=kind,
             help=f"{option.doc} Default: {option.shown_environment_default}.",
         )(command)
@@ -102,8 +86,9 @@ def command(
     if for_dry_run and dry_run is None:
         flag = f"--{min(for_dry_run).removesuffix('_bytes').removesuffix('_s').replace('_', '-')}"
         raise click.UsageError(f"{flag} needs --dry-run DEVICE")
-    texts = {name: text for name, text in options.items() if text is not None}
-    try:  # each option is valid, but two may contradict each other
+    given = {name: value for name, value in options.items() if value is not None}
+    texts = {name: str(int(v)) if isinstance(v, bool) else v for name, v in given.items()}
+    try:
         Options.checked({name: OPTIONS[name].parse(text) for name, text in texts.items()})
     except ConfigError as error:
         raise click.UsageError(str(error)) from None

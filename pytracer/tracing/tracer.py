@@ -91,11 +91,10 @@ class Tracer:
         return self._recording.options
 
     def __repr__(self) -> str:
-        """Return a line with the state, the number of events held, and the output."""
-        state = "not constructed"  # the constructor raised
-        if hasattr(self, "_step_recording"):
-            state = description.state(self._recording, self._step_recording)
-        return f"<pytracer.Tracer {state}>"
+        """Return a line that says whether the tracer records."""
+        recording = getattr(self, "_recording", None)  # None: the constructor raised
+        doing = "recording" if recording is not None and recording.is_going_on else "not recording"
+        return f"<pytracer.Tracer, {doing}>"
 
     @property
     def _session(self) -> _core.Session:

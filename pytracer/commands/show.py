@@ -58,11 +58,6 @@ class Question:
     is_flag=True,
     help="Print the free memory inside segments, and the call sites whose blocks keep it there.",
 )
-@click.option(
-    "--address",
-    metavar="ADDRESS",
-    help="Print each block that had this address, when, and which line allocated it.",
-)
 @click.option("--all", "has_all", is_flag=True, help="Print every figure.")
 @shared.device_option
 @shared.top_option("rows of a table")
@@ -119,7 +114,6 @@ def _question(
     depth: int,
     leaks: bool,
     fragmentation: bool,
-    address: str | None,
     has_all: bool,
     top: int,
 ) -> Question:
@@ -133,7 +127,6 @@ def _question(
         "--by, --at or --depth": asks_who,
         "--leaks": leaks,
         "--fragmentation": fragmentation,
-        "--address": address is not None,
         "--all": has_all,
     }
     names = [name for name, is_asked in questions.items() if is_asked]
@@ -152,7 +145,7 @@ def _question(
 
         read = partial(_loaded, examine, device=device, is_only=is_only)
         return Question(read, show, combine, vars)
-    if not (asks_who or fragmentation or address is not None):
+    if not (asks_who or fragmentation):
         read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
         answer = partial(answered, device=device)
         if not has_all:
@@ -164,16 +157,11 @@ def _question(
         from pytracer.commands.show_held import held, parts
 
         read = partial(_noted, held, by=by or "line", depth=depth, at=moment)
-    elif fragmentation:
+    else:
         from pytracer.analysis.pinned_segments import fragmentation as free_memory
         from pytracer.commands.show_fragmentation import parts
 
         read = partial(_noted, free_memory, at=moment)
-    else:
-        from pytracer.analysis.addresses import blocks_at
-        from pytracer.commands.show_address import parsed, parts
-
-        read = partial(_noted, blocks_at, address=parsed(address or ""))
     notes: list[str] = []
     combined = partial(_without_notes, notes)
     return Question(partial(read, device=device), show, combined, notes=notes)

@@ -42,7 +42,7 @@ def questions(
     path: Path, folder: Path, counterpart: Path = OURS
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield all questions about a file, by name; a question that refuses raises `PytracerError`."""
-    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"], ["--address", "0"]):
+    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"]):
         yield " ".join(["show", *options]), partial(command, "show", path, *options)
     yield "show --json", partial(command, "show", path, "--json")
     yield "diff", partial(command, "diff", counterpart, path)

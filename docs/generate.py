@@ -106,9 +106,8 @@ def command_page() -> str:
     shared = {name: row for row, name in reversed(rows) if times[row, name] > 1}
     parts = ["# Command line\n\n", MADE]
     parts += [
-        "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`. If another "
-        "project's package has replaced the command `pytracer`, `torch-pytracer doctor` says so."
-        "\n\n",
+        "`python -m pytracer` and `torch-pytracer` are the same as `pytracer`, which another "
+        "project's package may replace.\n\n",
         "`--help` of each command has examples, and its exit codes: 0, 1 if something failed, 2 if "
         "options or arguments are wrong, and others. `pytracer run` has that of its program.\n\n"
         "## Options of several commands\n\n",

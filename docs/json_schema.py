@@ -17,7 +17,6 @@ from typing import Any
 from docstrings import as_json, attributes
 from fleet_pages import sql_columns
 
-from pytracer.analysis.addresses import AddressedBlock
 from pytracer.analysis.answer import Answer
 from pytracer.analysis.answer_of_files import AnsweredFile
 from pytracer.analysis.diff.differences import Difference
@@ -42,7 +41,6 @@ FILE_ERRORS = "One message for each file that could not be read."
 MOMENT_ERRORS = (
     "One message for each file that could not be read, and each device without the moment."
 )
-OF_EACH_FILE = "A list for each file that could be read"
 
 
 def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
@@ -64,7 +62,9 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
 
     errors = {"errors": key(list[str], FILE_ERRORS)}
     moment_errors = {"errors": key(list[str], MOMENT_ERRORS)}
-    with_moment = f"{OF_EACH_FILE} and has the moment, with an entry for each device."
+    with_moment = (
+        "A list for each file that could be read and has the moment, with an entry for each device."
+    )
     comparison = document(
         "experiment --json",
         {"conclusions": key(list[str], "What the comparison shows, one sentence each.")},
@@ -92,13 +92,6 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
             "show --fragmentation --json",
             {"files": key(list[list[Fragmentation]], with_moment), **moment_errors},
         ),
-        "show_address": document(
-            "show --address --json",
-            {
-                "files": key(list[list[AddressedBlock]], f"{OF_EACH_FILE}, with each block."),
-                **errors,
-            },
-        ),
         "diff": document(
             "diff --json", {"limit": key(LimitCheck, "Only with `--fail-over`.")}, Difference
         ),
@@ -119,15 +112,6 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
             {
                 "problems": key(
                     list[str], "Empty if everything requested can be recorded; one sentence each."
-                ),
-                "killed": key(
-                    dict[str, int],
-                    "How many killed processes left a recording, by the output of their runs.",
-                ),
-                "other_command": key(
-                    str | None,
-                    "The path of the command `pytracer` that a shell finds, if another project has "
-                    "it.",
                 ),
             },
             Examination,

@@ -93,8 +93,6 @@ def _attach(attach: Callable[..., object], *arguments: object) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit("usage: python -m pytracer.backends.hook_probe BACKEND PATH")
     _, backend, path = sys.argv
     if backend == AUTOGRAD:
         probe_autograd(path)

@@ -11,7 +11,6 @@ import resource
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -83,21 +82,6 @@ def output_of(box: Path) -> Path | None:
     with contextlib.suppress(Exception), opened(box) as found:
         return None if found is None else found[1].output
     return None
-
-
-def left_by_output(output: Path) -> dict[str, int]:
-    """Return how many boxes of processes that are gone there are, by the output of their runs.
-
-    Those next to `output` are counted, and those in this user's folders on disks of this machine.
-    """
-    found: Counter[str] = Counter()
-    next_to_output, *private = places.folders(output)
-    for folder in (next_to_output, *private):
-        for box in places.left(folder):
-            of_run = output if folder == next_to_output else output_of(box)
-            if of_run is not None and places.is_unclaimed(box):
-                found[os.path.realpath(of_run)] += 1
-    return dict(found)
 
 
 def snapshot_of_live(box: Path, folders: Collection[Path]) -> Path | None:

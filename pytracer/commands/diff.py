@@ -16,7 +16,7 @@ from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import AT, answers, falsified, site_text
 from pytracer.analysis.usage import AMOUNTS
 from pytracer.commands import shared_options as shared
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.show_tables import AMOUNTS_OF_CPU
 from pytracer.commands.table import (
@@ -67,8 +67,7 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
     is_flag=True,
     help="Print the report as Markdown, for a pull request.",
 )
-@json_options
-@shared.memory_option
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -78,8 +77,7 @@ def command(
     top: int,
     limit: Limit | None,
     as_markdown: bool,
-    json_output: JsonOutput,
-    memory_bytes: int | None,
+    as_json: bool,
 ) -> None:
     """What changed between two recordings?
 
@@ -99,16 +97,15 @@ def command(
         )
     read = partial(_read, device=device)
     try:
-        report, pairs, failed = _compared(baseline, new, read, memory_bytes)
+        report, pairs, failed = _compared(baseline, new, read)
     except PytracerError as error:
         if limit is None:
             raise
         click.echo(f"Error: {printable(str(error))}", err=True)
         context.exit(_EXIT_CODES["unknown"])
     check = None if limit is None else check_limit(pairs, limit, _missing(report))
-    json_output.write(vars(report) | ({} if check is None else {"limit": check}))
-    if json_output.is_only:
-        pass
+    if as_json:
+        print_json(vars(report) | ({} if check is None else {"limit": check}))
     elif check is not None:
         click.echo(printable(check.reason))
     elif as_markdown:
@@ -137,7 +134,7 @@ def _read(path: Path, device: int | None) -> SnapshotSummary:
 
 
 def _compared(
-    baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
+    baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary]
 ) -> tuple[Difference, list[SummaryPair], bool]:
     """Return the difference, the pairs of files, and whether a file was unreadable.
 
@@ -155,7 +152,7 @@ def _compared(
             f"{new}: give two files instead"
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
-    results = in_parallel(read, paths, "Reading snapshots", memory_bytes)
+    results = in_parallel(read, paths, "Reading snapshots")
     by_place: dict[str, list[tuple[SnapshotSummary, SnapshotSummary]]] = {}
     errors = [str(error) for error in unsearched]
     for (place, path, _), before, after in zip(

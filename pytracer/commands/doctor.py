@@ -1,7 +1,5 @@
 """The command `pytracer doctor`: what can be recorded here, and hooks for other machines."""
 
-import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +13,8 @@ from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import HookBuilder
 from pytracer.backends.names import AUTOGRAD, HOST, LIBRARIES, package_of
 from pytracer.backends.running_torch import built_backends
-from pytracer.boxes.restoring import left_by_output
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.errors import ConfigError, HookError
-from pytracer.reading.files import is_special
-from pytracer.text import number, printable
 from pytracer.tracing.options import (
     ENVIRONMENT_DEFAULTS,
     PATCH_TORCH,
@@ -50,14 +45,14 @@ from pytracer.tracing.options import (
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache]",
 )
-@json_options
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
     devices: tuple[str, ...],
     build: bool,
     output: Path | None,
-    json_output: JsonOutput,
+    as_json: bool,
 ) -> None:
     """What can be recorded on this machine?
 
@@ -75,8 +70,8 @@ def command(
     """
     hooks = context.obj if isinstance(context.obj, Hooks) else HOOKS  # a test gives its own
     if build:
-        if json_output.is_asked:
-            raise click.UsageError("--build has no report: leave out --json and --json-output")
+        if as_json:
+            raise click.UsageError("--build has no report: leave out --json")
         _build(hooks.builder, devices, output)
         return
     if output is not None:
@@ -86,21 +81,11 @@ def command(
     # The environment's tracer reads all variables, a tracer in the code at most as many.
     options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
     problems = _variable_problems(options, build_problem) + examination.problems
-    first = {"requested": examination.requested, "problems": problems}
-    killed, other = _left_by_killed(options), _command_of_others()
-    json_output.write({**first, **vars(examination), "killed": killed, "other_command": other})
-    if not json_output.is_only:
+    if as_json:
+        first = {"requested": examination.requested, "problems": problems}
+        print_json({**first, **vars(examination)})
+    else:
         _print(examination, problems)
-        if other is not None:
-            click.echo(
-                f"{printable(other)}, which the shell finds as pytracer, is of another project: "
-                "call torch-pytracer or `python -m pytracer`"
-            )
-        for folder, count in killed.items():
-            click.echo(
-                f"{number(count, 'killed process', 'killed processes')} left a recording: "
-                f"pytracer show {shlex.quote(printable(folder))}"
-            )
     if problems:
         context.exit(1)
 
@@ -134,29 +119,6 @@ def _build(builder: HookBuilder, libraries: Sequence[str], output: Path | None) 
         failures.append(str(error))
     if failures:
         raise click.ClickException("\n".join(dict.fromkeys(failures)))
-
-
-def _left_by_killed(options: Options) -> dict[str, int]:
-    if options.output is None:
-        return {}
-    output = Path(options.output)
-    return left_by_output(output if output.is_dir() else output.parent)
-
-
-def _command_of_others() -> str | None:
-    """Return the path of the command `pytracer` that a shell finds, if another project has it."""
-    found = shutil.which("pytracer")
-    if found is None or is_special(Path(found)):
-        return None
-    try:
-        with open(found, "rb") as file:
-            return None if _OUR_MODULE in file.read(_MOST_SCRIPT_BYTES) else found
-    except OSError:
-        return None
-
-
-_OUR_MODULE = b"pytracer.commands"  # in the script that an installer makes
-_MOST_SCRIPT_BYTES = 2**16
 
 
 def _variable_problems(options: Options, build_problem: str | None) -> list[str]:

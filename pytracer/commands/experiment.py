@@ -9,7 +9,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import Interruption, progress_bar, signals_interrupt
 from pytracer.commands.plots import plot_comparison
 from pytracer.commands.shared_options import plot_option
@@ -40,18 +40,7 @@ _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def output_comparison(
-    comparison: Comparison, json_output: JsonOutput, plot_path: Path | None = None
-) -> None:
-    """Print a comparison, and write the files that were asked for."""
-    if not json_output.is_only:
-        echo(_parts(comparison))
-    json_output.write(report(comparison))
-    if plot_path is not None:
-        plot_comparison(comparison, plot_path)
-
-
-def _parts(comparison: Comparison) -> Iterator[Part]:
+def parts(comparison: Comparison) -> Iterator[Part]:
     """Yield the conclusions, the table, and notes on what the table does not show."""
     yield from (line(sentence, "bold") for sentence in conclusions(comparison))
     first, *others = comparison.settings
@@ -157,13 +146,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     type=click.Path(file_okay=False, path_type=Path),
     help="A new or empty directory for snapshots and logs.  [default: experiment_{time}]",
 )
-@click.option(
-    "--step-from",
-    metavar="SOURCE",
-    help="The source of steps: optimizer, optimizer:Class or framework.  "
-    "[default: PYTRACER_STEP_FROM, else optimizer]",
-)
-@json_options
+@json_option
 @plot_option("peaks, limits and failed requests")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -172,8 +155,7 @@ def command(
     changes: tuple[str, ...],
     repeat: int,
     output: Path | None,
-    step_from: str | None,
-    json_output: JsonOutput,
+    as_json: bool,
     plot_path: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -185,9 +167,9 @@ def command(
 
     Runs the program under each of the settings, and compares peaks, out-of-memory errors and step
     times. Each run is a new process, traced as by PYTRACER=1. Ctrl-C ends the current run, and the
-    earlier runs are reported.
+    earlier runs are reported. Steps are those of an optimizer, or as PYTRACER_STEP_FROM says.
     """
-    experiment = Experiment(command, changes, repeat=repeat, output=output, step_from=step_from)
+    experiment = Experiment(command, changes, repeat=repeat, output=output)
     interruption: Interruption | None = None
     try:
         with signals_interrupt(), progress_bar() as bar:
@@ -195,9 +177,14 @@ def command(
     except Interruption as error:
         interruption = error
     if any(setting.outcomes for setting in experiment.comparison.settings):
-        output_comparison(experiment.comparison, json_output, plot_path)
-        report = printable(str(experiment.output / REPORT))
-        click.echo(f"The complete report is in {report}", err=True)
+        if as_json:
+            print_json(report(experiment.comparison))
+        else:
+            echo(parts(experiment.comparison))
+        if plot_path is not None:
+            plot_comparison(experiment.comparison, plot_path)
+        path = printable(str(experiment.output / REPORT))
+        click.echo(f"The complete report is in {path}", err=True)
     if interruption is not None:
         raise interruption
     if any(len(each.measured) < len(each.outcomes) for each in experiment.comparison.settings):

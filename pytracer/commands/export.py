@@ -15,7 +15,7 @@ import click
 from pytracer.analysis.device_data import why_empty
 from pytracer.atomic_file import open_output
 from pytracer.commands.parallel import in_parallel, print_errors
-from pytracer.commands.shared_options import files_argument, memory_option
+from pytracer.commands.shared_options import files_argument
 from pytracer.errors import PytracerError, optional
 from pytracer.export import collapsed_stacks, parquet
 from pytracer.reading.files import SUFFIXES, find, without_suffix
@@ -39,7 +39,6 @@ from pytracer.text import file_name, printable
     help="The folder for tables, or the file for collapsed stacks, compressed if its name ends in "
     ".gz. Existing files are overwritten.  [default of collapsed stacks: standard output]",
 )
-@memory_option
 @click.option(
     "--at",
     type=click.Choice(["peak", "end", "oom"]),
@@ -55,7 +54,6 @@ def command(
     paths: tuple[Path, ...],
     to: str,
     output: Path | None,
-    memory_bytes: int | None,
     at: collapsed_stacks.At | None,
     by_category: bool,
 ) -> None:
@@ -87,7 +85,7 @@ def command(
     if to == "collapsed":
         roots = names if len(files) > 1 else {}
         write = partial(_collapse, roots=roots, at=at or "peak", by_category=by_category)
-    results = in_parallel(write, files, "Exporting", memory_bytes)
+    results = in_parallel(write, files, "Exporting")
     errors = [result for result in results if isinstance(result, PytracerError)]
     if len(errors) == len(files):
         print_errors([*unsearched, *errors[:-1]])

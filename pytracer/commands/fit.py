@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pytracer.commands import dry_run_options
 from pytracer.commands import shared_options as shared
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import signals_interrupt
 from pytracer.commands.show_answer import echo_answer
 from pytracer.fitting import fit
@@ -43,7 +43,7 @@ from pytracer.text import printable
 @click.option("--largest", metavar="NAME", help="Find the largest size that fits, by several runs.")
 @dry_run_options.dry_run_options
 @shared.plot_option("the peaks over the range of one size")
-@json_options
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -53,7 +53,7 @@ def command(
     device_memory_bytes: int | None,
     device: int | None,
     plot_path: Path | None,
-    json_output: JsonOutput,
+    as_json: bool,
     devices: list[str] | None,
     largest: str | None,
     **options: Any,
@@ -83,7 +83,7 @@ def command(
             raise click.UsageError("--device and --plot are for recordings")
         if device_memory_bytes is not None:
             for_dry_run["device_memory_bytes"] = device_memory_bytes
-        context.exit(fit_on(devices, paths, at or {}, largest, json_output, **for_dry_run))
+        context.exit(fit_on(devices, paths, at or {}, largest, as_json, **for_dry_run))
     if for_dry_run or largest is not None:
         raise click.UsageError("runs of the program need --on DEVICE; without it, give recordings")
     if at is None:
@@ -101,9 +101,10 @@ def command(
         from pytracer.commands.plots import plot_range
 
         plot_range(found, plot_path)
-    if not json_output.is_only:
+    if as_json:
+        print_json(vars(found))
+    else:
         echo_answer(found.answer)
-    json_output.write(vars(found))
     context.exit(_EXIT_CODES.get(found.kind, 0))
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.commands import dry_run_options
-from pytracer.commands.json_output import JsonOutput
+from pytracer.commands.json_output import print_json
 from pytracer.commands.parallel import progress_bar, signals_interrupt
 from pytracer.commands.show_answer import echo_answer
 from pytracer.commands.table import add_row, echo, new_table
@@ -25,7 +25,7 @@ def fit_on(
     command: Sequence[str],
     at: Mapping[str, Sequence[int]],
     variable: str | None,
-    json_output: JsonOutput,
+    as_json: bool,
     **options: Any,
 ) -> int:
     """Run a program on simulated devices, print what fits, and return the exit code."""
@@ -57,11 +57,12 @@ def fit_on(
 
         found = {(name, sizes_text(s)): found_by(name, s) for name in devices for s in targets}
     last = [*found.values()][-1]
-    if not json_output.is_only:
+    if as_json:
+        print_json({"results": [vars(each) for each in found.values()]})
+    else:
         if len(found) > 1:
             echo([_table(found)])
         echo_answer(last.answer)
-    json_output.write({"results": [vars(each) for each in found.values()]})
     return 0 if all(each.fits for each in found.values()) else dry_run_options.DOES_NOT_FIT
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import progress_bar, signals_interrupt
-from pytracer.commands.shared_options import memory_option, source
+from pytracer.commands.shared_options import source
 from pytracer.fleet.collection import Collected, Engine, LocalEngine
 from pytracer.fleet.collection import collect as collect_files
 from pytracer.text import number, printable
@@ -38,8 +38,7 @@ _SHOWN = 5  # how many unreadable files are named
 @click.option(
     "--workers", type=click.IntRange(min=1), help="The most processes.  [default: one for a core]"
 )
-@memory_option
-@json_options
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -48,8 +47,7 @@ def command(
     run: str | None,
     engine_name: str,
     workers: int | None,
-    memory_bytes: int | None,
-    json_output: JsonOutput,
+    as_json: bool,
 ) -> None:
     """How do I make one dataset of many recordings?
 
@@ -61,10 +59,11 @@ def command(
     Reads snapshots, and writes their peaks, call sites, steps, phases, out-of-memory errors, leaks
     and settings as tables in Parquet.
     """
-    engine = _engine(engine_name, memory_bytes, workers)
+    engine = _engine(engine_name, workers)
     collected = collect_with_progress(paths, output, engine, run)
-    json_output.write(vars(collected))
-    if not json_output.is_only:
+    if as_json:
+        print_json(vars(collected))
+    else:
         _show(collected)
     for error in collected.errors:
         click.echo(f"Error: {printable(error)}", err=True)
@@ -90,16 +89,11 @@ def collect_with_progress(
         return collect_files(paths, output, engine, run, show)
 
 
-def _engine(name: str, memory_bytes: int | None, workers: int | None) -> Engine:
+def _engine(name: str, workers: int | None) -> Engine:
     kind, _, address = name.partition(":")
     if name == "local":
-        return LocalEngine(memory_bytes, workers)
+        return LocalEngine(workers)
     if kind == "ray":
-        if memory_bytes is not None:
-            raise click.UsageError(
-                "--memory bounds the processes of this machine; each task of Ray reserves the "
-                "memory that it needs: leave --memory out, or use --workers"
-            )
         from pytracer.fleet.ray_engine import RayEngine
 
         return RayEngine(address or None, workers)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.shared_options import TOP_HELP, source
 from pytracer.commands.table import Columns, Part, echo, line, make_table
 from pytracer.errors import optional
@@ -29,13 +29,13 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     is_flag=True,
     help="Print the SQL of the report on a TABLE for DuckDB, and nothing else.",
 )
-@json_options
+@json_option
 def command(
     table: str,
     run: str | None,
     top: int,
     as_sql: bool,
-    json_output: JsonOutput,
+    as_json: bool,
 ) -> None:
     """Which ranks use more memory, leak, or ran out of memory first?
 
@@ -53,8 +53,9 @@ def command(
     with ExitStack() as folders:
         found = fleet_report(_dataset(table, folders), run)
     found.table = table
-    json_output.write(vars(found), [])
-    if not json_output.is_only:
+    if as_json:
+        print_json(vars(found), [])
+    else:
         echo(_parts(found, top))
 
 

@@ -11,7 +11,7 @@ from rich.live import Live
 
 from pytracer.boxes.live_boxes import LiveDevice, live_devices
 from pytracer.boxes.restoring import snapshot_of_live
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.table import Columns, echo, make_table
 from pytracer.errors import PytracerError
 from pytracer.text import printable
@@ -62,10 +62,8 @@ def _parsed(text: str) -> int | Path:
 @click.argument("wanted", metavar="[PID|DIRECTORY]...", type=_parsed, nargs=-1)
 @click.option("--once", is_flag=True, help="Print what is so now, and end.")
 @click.option("--dump", is_flag=True, help="Write a snapshot of each process, from outside.")
-@json_options
-def command(
-    wanted: tuple[int | Path, ...], once: bool, dump: bool, json_output: JsonOutput
-) -> None:
+@json_option
+def command(wanted: tuple[int | Path, ...], once: bool, dump: bool, as_json: bool) -> None:
     """What do recorded processes on this machine do now?
 
     \b
@@ -91,11 +89,11 @@ def command(
                 click.echo(f"wrote {printable(str(path))}")
         return
     seen: _Seen = {}
-    if json_output.is_asked:
-        json_output.write({"devices": devices})
-    if once or json_output.is_only:
-        if not json_output.is_only:
-            echo([make_table(_rows(devices, seen), _COLUMNS)])
+    if as_json:
+        print_json({"devices": devices})
+        return
+    if once:
+        echo([make_table(_rows(devices, seen), _COLUMNS)])
         return
     columns = {**_COLUMNS, **_SINCE}
     with Live(make_table(_rows(devices, seen), columns), auto_refresh=False) as shown:

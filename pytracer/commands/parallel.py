@@ -41,12 +41,9 @@ def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
 
 
 def in_parallel(
-    function: Callable[[Path], Result],
-    paths: Sequence[Path],
-    description: str,
-    memory_bytes: int | None = None,
+    function: Callable[[Path], Result], paths: Sequence[Path], description: str
 ) -> list[Result | PytracerError]:
-    """Call a function with each path, in a process for each core, as far as memory allows.
+    """Call a function with each path, in a process for each core, in a quarter of the free memory.
 
     A single file, and files that are small together, are read in this process.
 
@@ -54,15 +51,13 @@ def in_parallel(
         function: The function. It and its results have to be picklable.
         description: The name of the work in the progress bar, such as "Reading". A bar is shown
             for work that takes longer than `PATIENCE_S`, if standard error is a terminal.
-        memory_bytes: The memory that all processes may use at a time, as estimated by
-            `estimated_bytes`. None: a quarter of the free memory.
 
     Returns:
         The results, in the order of `paths`, or the `PytracerError` that a call raised.
     """
     needed = {path: estimated_bytes(path) for path in paths}
     if len(needed) > 1 and sum(needed.values()) >= SMALL_BYTES:
-        results = _in_processes(function, needed, memory_bytes)
+        results = _in_processes(function, needed)
     else:
         results = _one_by_one(function, needed)
     found: dict[Path, Result | PytracerError] = {}
@@ -86,11 +81,11 @@ def _one_by_one(
 
 
 def _in_processes(
-    function: Callable[[Path], Result], needed: Mapping[Path, int], memory_bytes: int | None
+    function: Callable[[Path], Result], needed: Mapping[Path, int]
 ) -> Generator[tuple[Path, Result | PytracerError], None, None]:
     from pytracer.fleet.pool import Pool, ProcessEndedError
 
-    with contextlib.closing(Pool(function, memory_bytes)) as pool:
+    with contextlib.closing(Pool(function)) as pool:
         for path, result in pool.results(needed.items()):
             if isinstance(result, ProcessEndedError):
                 yield path, PytracerError(f"{path}: {result}")

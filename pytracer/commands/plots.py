@@ -52,7 +52,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
     """Draw the peaks of each setting, with the range of its runs; the suffix is the format.
 
     Raises:
-        PytracerError: The file cannot be written, or `check_plot` refuses it.
+        PytracerError: The file cannot be written.
     """
     width = max(8.0, 3.5 + 1.7 * len(comparison.settings))
     _save(path, lambda axes: _draw_peaks(axes, comparison.settings), width)
@@ -63,7 +63,7 @@ def plot_range(found: Fit, path: Path) -> None:
 
     Raises:
         ConfigError: Not one size has several values.
-        PytracerError: The file cannot be written, or `check_plot` refuses it.
+        PytracerError: The file cannot be written.
     """
     rows = found.predictions
     ranges = [name for name in rows[0].sizes if len({row.sizes[name] for row in rows}) > 1]
@@ -87,7 +87,6 @@ def plot_range(found: Fit, path: Path) -> None:
 
 def _save(path: Path, draw: Callable[[Any], None], width: float = 8.0) -> None:
     """Write what `draw` draws on matplotlib's axes; the suffix is the format."""
-    check_plot(path)
     from matplotlib.figure import Figure  # opens no window, unlike pyplot
 
     figure = Figure((width, 4.0), layout="constrained")

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +46,8 @@ class Recording:
             Skipped: A marker needs an accelerator, and there is none.
         """
         self._item = item
-        self._peak = _check(item, "max_device_memory", "limit")
-        self._leak = _check(item, "no_device_leak", "allow")
+        self._peak = _check(item, max_device_memory)
+        self._leak = _check(item, no_device_leak)
         devices = {check.device for check in (self._peak, self._leak) if check is not None}
         gc.collect()
         self._tracer = Tracer(None, device=sorted(devices), trace_alloc_max_entries=RING_ENTRIES)
@@ -118,25 +118,30 @@ class Recording:
         return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _check(item: pytest.Item, name: str, amount: str) -> Check | None:
+Arguments = tuple[str | int, str | None]  # of a marker: the limit, and the device
+
+
+def max_device_memory(limit: str | int, *, device: str | None = None) -> Arguments:
+    """Return the arguments of this marker."""
+    return limit, device
+
+
+def no_device_leak(*, allow: str | int | None = None, device: str | None = None) -> Arguments:
+    """Return the arguments of this marker."""
+    return allow or 0, device
+
+
+def _check(item: pytest.Item, arguments_of: Callable[..., Arguments]) -> Check | None:
     """Return a marker of a test; None: the test does not have it."""
+    name = arguments_of.__name__
     marker = item.get_closest_marker(name)
     if marker is None:
         return None
-    given = dict(marker.kwargs)
-    if name == "max_device_memory" and len(marker.args) == 1:
-        given[amount] = marker.args[0]
-    elif marker.args:
-        pytest.fail(f"the marker {name} has wrong arguments: {marker.args}", pytrace=False)
-    if unknown := given.keys() - {amount, "device"}:
-        pytest.fail(f"the marker {name} has no argument {unknown.pop()!r}", pytrace=False)
-    limit, device = given.get(amount), given.get("device")
-    if limit is None and name == "max_device_memory":
-        pytest.fail(f'the marker {name} needs a limit, as in {name}("2 GiB")', pytrace=False)
     try:
-        limit_bytes = parsed_size(limit) if isinstance(limit, str) else int(limit or 0)
+        limit, device = arguments_of(*marker.args, **marker.kwargs)
+        limit_bytes = parsed_size(limit) if isinstance(limit, str) else int(limit)
     except (TypeError, ValueError) as error:
-        pytest.fail(f"the marker {name} has a wrong limit: {error}", pytrace=False)
+        pytest.fail(f"the marker {name} has wrong arguments: {error}", pytrace=False)
     if device is None:
         device = automatic_backend()
         if device == "cpu":

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytracer.commands import shared_options as shared
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import signals_interrupt
 from pytracer.commands.table import Columns, Part, echo, line, make_table
 from pytracer.experiments.conclusions import wrapped_name
@@ -46,8 +46,8 @@ NAME_WIDTH = 26
     "May be repeated.",
 )
 @shared.simulated_device_option
-@json_options
-def command(path: Path, capacities: list[int], json_output: JsonOutput, **question: Any) -> None:
+@json_option
+def command(path: Path, capacities: list[int], as_json: bool, **question: Any) -> None:
     """Which allocator settings does this recording need?
 
     \b
@@ -63,12 +63,13 @@ def command(path: Path, capacities: list[int], json_output: JsonOutput, **questi
     with signals_interrupt(), console.status("Reading the recording") as status:
         question["on_progress"] = lambda text: status.update(printable(text))
         found = recommend_sweep(path, capacities or [None], **question)
-    if not json_output.is_only:
-        for recommendation in found:
-            if recommendation is not found[0]:
-                echo([""])
-            echo(_parts(recommendation, is_one_of_several=len(found) > 1))
-    json_output.write({"recommendations": found})
+    if as_json:
+        print_json({"recommendations": found})
+        return
+    for recommendation in found:
+        if recommendation is not found[0]:
+            echo([""])
+        echo(_parts(recommendation, is_one_of_several=len(found) > 1))
 
 
 def _parts(found: Recommendation, is_one_of_several: bool) -> Iterator[Part]:

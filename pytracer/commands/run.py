@@ -15,28 +15,12 @@ from pytracer.rehearsal.models import MODELS
 from pytracer.tracing.option_forms import parse_bool
 from pytracer.tracing.options import (
     OPTIONS,
-    PATCH_TORCH,
     SWITCH,
     Options,
     switched_off,
     variable,
     variable_text,
 )
-
-
-def _check(context: click.Context, parameter: click.Parameter, value: Any) -> str | None:
-    """Check an option; return the text for its variable, or None if it is not given."""
-    if value is None or isinstance(value, bool):
-        return None if value is None else str(int(value))
-    assert parameter.name is not None
-    if not value:
-        raise click.UsageError(f"{parameter.opts[-1]} is empty: give a value, or leave it out")
-    option = OPTIONS[parameter.name]
-    try:
-        option.check(parameter.opts[-1], option.parse(value))
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from None
-    return str(value)
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -50,7 +34,6 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
             *(["-o"] if name == "output" else []),
             *names,
             default=None,
-            callback=_check,
             metavar=kind,
             help=f"{option.doc} Default: {option.shown_environment_default}.",
         )(command)
@@ -61,11 +44,6 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     "run", context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]"
 )
 @_with_options
-@click.option(
-    "--patch-torch",
-    is_flag=True,
-    help="Also replace torch's own recorder by pytracer.",
-)
 @click.option(
     "-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as in `python -m`."
 )
@@ -84,7 +62,6 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 def command(
     context: click.Context,
     /,
-    patch_torch: bool,
     is_module: bool,
     dry_run: str | None,
     program: str,
@@ -108,8 +85,9 @@ def command(
     if for_dry_run and dry_run is None:
         flag = f"--{min(for_dry_run).removesuffix('_bytes').removesuffix('_s').replace('_', '-')}"
         raise click.UsageError(f"{flag} needs --dry-run DEVICE")
-    texts = {name: text for name, text in options.items() if text is not None}
-    try:  # each option is valid, but two may contradict each other
+    given = {name: value for name, value in options.items() if value is not None}
+    texts = {name: str(int(v)) if isinstance(v, bool) else v for name, v in given.items()}
+    try:
         Options.checked({name: OPTIONS[name].parse(text) for name, text in texts.items()})
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
@@ -123,14 +101,10 @@ def command(
     variables = {variable(name): text for name, text in texts.items()}
     command = [sys.executable, *(["-m"] if is_module else []), program, *arguments]
     if dry_run is not None:
-        if patch_torch:
-            raise click.UsageError("--patch-torch is not for dry runs")
         context.exit(_dry_run(command, device=dry_run, variables=variables, **for_dry_run))
     variables[SWITCH] = "0" if switched_off() else "1"
     if switched_off():
         click.echo(f"pytracer: {SWITCH}=0 is set: nothing is recorded", err=True)
-    if patch_torch:
-        variables[PATCH_TORCH] = "1"
     os.execvpe(command[0], command, {**os.environ, **variables})
 
 

@@ -100,16 +100,6 @@ def parsed_by(parse: Callable[[Any], Any]) -> Callable[..., Any]:
     return parsed
 
 
-memory_option = click.option(
-    "--memory",
-    "memory_bytes",
-    metavar="SIZE",
-    callback=parsed_by(parsed_size),
-    help="The most memory for files that are read at the same time, such as 8GiB. A file that "
-    "needs more is read alone.  [default: a quarter of the free memory]",
-)
-
-
 def device_memory_option(default: str) -> Callable[[Command], Command]:
     """Give a command `--device-memory`; `default` says whose memory is the default."""
     return click.option(

@@ -13,7 +13,7 @@ from pytracer.analysis.answer import Line
 from pytracer.analysis.answer_of_files import AnsweredFile
 from pytracer.analysis.blocks import KEYS
 from pytracer.commands import shared_options as shared
-from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.json_output import json_option, print_json
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.show_answer import Answered, answered, echo_answer, read_file
 from pytracer.errors import NoMomentError, PytracerError
@@ -58,23 +58,16 @@ class Question:
     is_flag=True,
     help="Print the free memory inside segments, and which call sites keep it there.",
 )
-@click.option(
-    "--address",
-    metavar="ADDRESS",
-    help="Print each block that had this address, when, and its call site.",
-)
 @click.option("--all", "has_all", is_flag=True, help="Print every figure.")
 @shared.device_option
 @shared.top_option
-@json_options
-@shared.memory_option
+@json_option
 @click.pass_context
 def command(
     context: click.Context,
     /,
     paths: tuple[Path, ...],
-    json_output: JsonOutput,
-    memory_bytes: int | None,
+    as_json: bool,
     **given: Any,
 ) -> None:
     """What happened, who holds the memory, and what can I do?
@@ -92,17 +85,17 @@ def command(
     The exit code is 0 whatever the verdict is, and 1 if a file could not be read.
     """
     found, errors = find_files(paths)
-    question = _question(is_only=len(found) == 1, has_json=json_output.is_asked, **given)
-    results = errors + in_parallel(question.read, found, "Reading snapshots", memory_bytes)
+    question = _question(is_only=len(found) == 1, has_json=as_json, **given)
+    results = errors + in_parallel(question.read, found, "Reading snapshots")
     files = [result for result in results if not isinstance(result, PytracerError)]
     if files:  # a file without the moment that others have is no error
         question.notes.extend(str(error) for error in results if isinstance(error, NoMomentError))
         results = [result for result in results if not isinstance(result, NoMomentError)]
     combined = question.combine(files)
     notes = [PytracerError(note) for note in sorted(question.notes)]
-    if json_output.is_asked:
-        json_output.write(question.content(combined), [*results, *notes])
-    if files and not json_output.is_only:
+    if as_json:
+        print_json(question.content(combined), [*results, *notes])
+    elif files:
         question.show(combined)
         for note in notes:
             click.echo(f"{printable(str(note))}.")
@@ -120,7 +113,6 @@ def _question(
     depth: int,
     leaks: bool,
     fragmentation: bool,
-    address: str | None,
     has_all: bool,
     top: int,
 ) -> Question:
@@ -134,7 +126,6 @@ def _question(
         "--by, --at or --depth": asks_who,
         "--leaks": leaks,
         "--fragmentation": fragmentation,
-        "--address": address is not None,
         "--all": has_all,
     }
     names = [name for name, is_asked in questions.items() if is_asked]
@@ -153,7 +144,7 @@ def _question(
 
         read = partial(_loaded, examine, device=device, is_only=is_only)
         return Question(read, show, combine, vars)
-    if not (asks_who or fragmentation or address is not None):
+    if not (asks_who or fragmentation):
         read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
         answer = partial(answered, device=device)
         if not has_all:
@@ -165,16 +156,11 @@ def _question(
         from pytracer.commands.show_held import held, parts
 
         read = partial(_noted, held, by=by or "line", depth=depth, at=moment)
-    elif fragmentation:
+    else:
         from pytracer.analysis.pinned_segments import fragmentation as free_memory
         from pytracer.commands.show_fragmentation import parts
 
         read = partial(_noted, free_memory, at=moment)
-    else:
-        from pytracer.analysis.addresses import blocks_at
-        from pytracer.commands.show_address import parsed, parts
-
-        read = partial(_noted, blocks_at, address=parsed(address or ""))
     notes: list[str] = []
     combined = partial(_without_notes, notes)
     return Question(partial(read, device=device), show, combined, notes=notes)

@@ -96,7 +96,7 @@ def _of_device(
 ) -> Iterator[Part]:
     yield bold(f"{device.name}: {_span(device)}")
     yield show_tables.usage_table(device)
-    yield from _lost(report, device)
+    yield from _lost(report, device, explanation)
     yield from _counts(device)
     yield from _outside(device)
     yield from _not_known(report, explanation)
@@ -156,7 +156,7 @@ def _span(device: DeviceReport) -> str:
     )
 
 
-def _lost(report: Report, device: DeviceReport) -> Iterator[str]:
+def _lost(report: Report, device: DeviceReport, explanation: Explanation) -> Iterator[str]:
     """Yield what the file lacks, and what is uncertain because of that."""
     metadata, lost, phase = report.metadata, device.lost, device.only_phase
     if phase is not None:
@@ -168,13 +168,8 @@ def _lost(report: Report, device: DeviceReport) -> Iterator[str]:
         is_end_only = device.peak_allocated is None
         what = "Only the state at the end is known: " if is_end_only else ""
         yield f"{what}{device.contradiction}"
-    if lost.overwritten:
-        events = number(lost.overwritten, "event")
-        yield (
-            f"The ring overwrote its first {events}{'' if phase is None else ' of all phases'}: "
-            "earlier peaks are unknown. A larger trace_alloc_max_entries keeps more events."
-        )
-    elif lost.overwritten is None and device.events:
+    yield from (f"{sentence(gap).rstrip('.')}." for gap in explanation.gaps)
+    if lost.overwritten is None and device.events:
         yield "Whether the ring overwrote earlier events is unknown, because the file has no count."
     if lost.before_bytes:
         amount = ("" if phase is None else "~ ") + size(lost.before_bytes)
@@ -192,10 +187,6 @@ def _lost(report: Report, device: DeviceReport) -> Iterator[str]:
             yield f"{what}: {count:,}."
     if metadata.phases.complete is False:
         yield "The times of the first phases are unknown, because their table was full."
-    if metadata.untraced:
-        yield f"Not recorded: {metadata.untraced}"
-    if metadata.waiting:
-        yield "No events were recorded, because the step was not selected."
 
 
 def _uncertain(device: DeviceReport) -> Iterator[str]:

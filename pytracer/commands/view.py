@@ -11,7 +11,7 @@ import click
 from pytracer.analysis.answer_of_files import in_order
 from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
-from pytracer.commands.shared_options import files_argument, memory_option
+from pytracer.commands.shared_options import files_argument
 from pytracer.errors import PytracerError
 from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
@@ -55,7 +55,6 @@ from pytracer.text import number, printable, size
     show_default=True,
     help="The most events in the page: the newest. Further files must fit, too.",
 )
-@memory_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -64,7 +63,6 @@ def command(
     is_opened: bool,
     baseline: Path | None,
     max_events: int,
-    memory_bytes: int | None,
 ) -> None:
     """What does a recording look like?
 
@@ -86,7 +84,7 @@ def command(
     elif len(found) == 1:
         page = page_of(_open(found[0]), max_events)
     elif found:
-        page, unread = _page_of_files(found, max_events, memory_bytes)
+        page, unread = _page_of_files(found, max_events)
         failed += unread
     if page is not None:
         name = f"{without_suffix(paths[0].absolute().name)}.html"
@@ -135,14 +133,14 @@ def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:
 
 
 def _page_of_files(
-    found: Sequence[Path], max_events: int, memory_bytes: int | None
+    found: Sequence[Path], max_events: int
 ) -> tuple[Page | None, list[PytracerError]]:
     """Return the page of several files, and why others could not be read.
 
     A file is read once for its short description and, if it is shown in full, once more, because
     not all files may fit into memory.
     """
-    results = in_parallel(_summarised, found, "Reading snapshots", memory_bytes)
+    results = in_parallel(_summarised, found, "Reading snapshots")
     failed = [result for result in results if isinstance(result, PytracerError)]
     summaries = _in_order([result for result in results if isinstance(result, Summary)])
     if not summaries:

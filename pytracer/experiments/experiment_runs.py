@@ -69,15 +69,13 @@ class Experiment:
         *,
         repeat: int = 1,
         output: str | os.PathLike[str] | None = None,
-        step_from: str | None = None,
         name: str | None = None,
     ) -> None:
         """Check the arguments. No process is started yet.
 
         Args:
             command: The program and its arguments.
-            settings, repeat, output, step_from: Those of `pytracer.experiment`. Without
-                `step_from`, the environment variable decides.
+            settings, repeat, output: Those of `pytracer.experiment`.
             name: The name of the program in the report.
 
         Raises:
@@ -90,10 +88,8 @@ class Experiment:
             raise ConfigError(
                 f"{SWITCH}=0 switches off tracing, which an experiment needs: unset {SWITCH}"
             )
-        if step_from is not None:
-            OPTIONS["step_from"].check("step_from", step_from)
         self._command = list(command)
-        self.step_from = step_from or os.environ.get(variable("step_from")) or "optimizer"
+        self.step_from = OPTIONS["step_from"].of_variable() or "optimizer"
         self._variables = _variables(settings)
         self.output = Path(
             f"experiment_{datetime.now():%Y%m%d-%H%M%S}" if output is None else output

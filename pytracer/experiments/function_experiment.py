@@ -32,7 +32,6 @@ def experiment(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     output: str | os.PathLike[str] | None = None,
-    step_from: str | None = None,
 ) -> Comparison:
     """Call a function under several settings of the allocator, each time in a new process.
 
@@ -51,8 +50,6 @@ def experiment(
         args, kwargs: The arguments of the function.
         output: The directory of the snapshots, logs and `experiment.json`, which must be new or
             empty; None: a new one, named after the time.
-        step_from: What ends a step: "optimizer" (the default), "optimizer:Class" or "framework"
-            (see `Tracer`).
 
     Returns:
         The outcomes of all calls.
@@ -79,7 +76,6 @@ def experiment(
             settings,
             repeat=repeat,
             output=output,
-            step_from=step_from,
             name=f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}",
         )
         planned.prepare()

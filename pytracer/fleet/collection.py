@@ -83,9 +83,9 @@ def collect(
 class LocalEngine:
     """The processes of this machine."""
 
-    def __init__(self, memory_bytes: int | None = None, workers: int | None = None) -> None:
-        """Make an engine; the arguments are those of `Pool`."""
-        self._pool: Pool[Source, ArrowTables] = Pool(collect_file, memory_bytes, workers)
+    def __init__(self, workers: int | None = None) -> None:
+        """Make an engine; `workers`: as for `Pool`."""
+        self._pool: Pool[Source, ArrowTables] = Pool(collect_file, workers)
 
     def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
         """Return the files that paths name, and why other paths name none."""

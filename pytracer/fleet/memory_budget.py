@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-SHARE_OF_FREE = 4  # the default budget is the free memory divided by this number
+SHARE_OF_FREE = 4  # the budget is the free memory divided by this number
 
 # The names of two files, and of a line in the file `memory.stat`, in each version of cgroups.
 _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -13,31 +14,17 @@ _CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def cores() -> int:
-    """Return the cores that this process may use; on macOS, which does not report them, all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Return how much memory this process may still use, in the machine and in its cgroups.
 
-    A system that reports neither (macOS) counts as having all of its memory free.
-
     Args:
         root: The folder that contains `proc` and `sys`.
     """
-    return min(
-        [*_free_in_machine(root), *_free_in_cgroups(root)],
-        default=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    )
-
-
-def _free_in_machine(root: Path) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) * 1024
+    return min([_field(root / "proc/meminfo", "MemAvailable") * 1024, *_free_in_cgroups(root)])
 
 
 def _free_in_cgroups(root: Path) -> Iterator[int]:
@@ -59,13 +46,13 @@ def _free_in_cgroups(root: Path) -> Iterator[int]:
         for folder in {group, *group.parents, PurePosixPath()}:
             with contextlib.suppress(OSError, ValueError):  # the limit "max" is not a number
                 limit, used = (int((mount / folder / name).read_text()) for name in names[:2])
-                yield max(limit - used + _cached(mount / folder, names[2]), 0)
+                # The kernel drops the cache of files when memory is needed.
+                yield max(limit - used + _field(mount / folder / "memory.stat", names[2]), 0)
 
 
-def _cached(cgroup: Path, name: str) -> int:
-    """Return how much of a cgroup's memory is file cache, which the kernel drops when needed."""
-    for line in (cgroup / "memory.stat").read_text().splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
+def _field(file: Path, name: str) -> int:
+    """Return a number in a file of the kernel by its name; 0: it is not known."""
+    with contextlib.suppress(OSError):
+        if found := re.search(rf"^{name}:?\s+(\d+)", file.read_text(), re.MULTILINE):
+            return int(found[1])
     return 0

@@ -32,24 +32,18 @@ class Pool(Generic[Job, Result]):
 
     Attributes:
         workers: The most processes.
-        limit_bytes: The memory that the processes may take together.
+        limit_bytes: The memory that the processes may take together: a share of the free memory. A
+            job that alone needs more runs while no other does.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Job], Result],
-        limit_bytes: int | None = None,
-        workers: int | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[[Job], Result], workers: int | None = None) -> None:
         """Make a pool; its processes start when they are needed.
 
         Args:
             function: A function of a module, which the processes import.
-            limit_bytes: The memory that all processes may take together. None: a share of the free
-                memory. A job that alone needs more runs while no other does.
             workers: The most processes. None: one for each core.
         """
-        self.limit_bytes = free_bytes() // SHARE_OF_FREE if limit_bytes is None else limit_bytes
+        self.limit_bytes = free_bytes() // SHARE_OF_FREE
         most = max(self.limit_bytes // PROCESS_BYTES, 1)
         self.workers = min(cores() if workers is None else workers, most)
         self._function = function
@@ -85,8 +79,7 @@ class Pool(Generic[Job, Result]):
                         continue
                     outcome = ProcessEndedError(
                         "the process that read the file ended, twice: the kernel may have killed "
-                        "it because memory ran out. Give a smaller --memory, or read the file on "
-                        "a larger machine"
+                        "it because memory ran out. Read the file on a larger machine"
                     )
                 yield job, outcome
 

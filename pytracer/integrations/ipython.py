@@ -10,7 +10,7 @@ from typing import Any
 
 import pytracer
 from pytracer.integrations.packages import needs
-from pytracer.tracing.live_answers import LiveReport
+from pytracer.tracing.tracer import LiveReport
 
 with needs("ipython", "ipython"):
     from IPython.core.error import UsageError

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from pytracer import _core
-from pytracer.log import warn_once
+from pytracer.log import harmless
 
 MAX_NESTING = 4  # how deep tensors may be nested in tensors, lists and dicts
 
@@ -109,7 +109,8 @@ def note_gradients(gradients: Any) -> None:
 
 def _note(value: Any, role: int, module: Any = None) -> None:
     torch: Any = sys.modules["torch"]
-    try:
+    failed = "some memory of models has no category: reading a tensor failed with {error}. The job "
+    with harmless(f"{failed}is not affected", "uses"):  # code of the program: subclasses of tensors
         # Losses and metrics are modules too; a model has parameters.
         if module is not None and next(iter(module.parameters()), None) is None:
             return
@@ -120,12 +121,6 @@ def _note(value: Any, role: int, module: Any = None) -> None:
                     continue
                 for device, address in memory_of(torch, tensor):
                     _core.note_use(device, address, role)
-    except Exception as error:  # code of the program: subclasses of tensors
-        warn_once(
-            f"some memory of models has no category: reading a tensor failed with "
-            f"{error!r}. The job is not affected",
-            f"uses: {type(error)}",
-        )
 
 
 def _may_be_parameter(torch: Any, tensor: Any) -> bool:

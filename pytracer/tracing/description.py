@@ -1,4 +1,4 @@
-"""One-line texts about a tracer for people: its `repr`, and the line about its file."""
+"""The line on stderr about the file that a tracer has written at its end."""
 
 import contextlib
 import os
@@ -9,37 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from pytracer import ACTIONS, _core, log, text
-from pytracer.backends.names import HOST
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.oom_answer import read_again
-from pytracer.tracing.step_recording import StepRecording
 
 MAX_SUMMED_EVENTS = 250_000  # read for the CPU's peak; the copy takes about 100 bytes an event
 
 _reporting_pid: int | None = None
-
-
-def state(recording: DeviceRecording, steps: StepRecording) -> str:
-    """Return what a tracer does, how many events it holds and where it writes."""
-    session = recording.session
-    output = f"output={recording.options.output!r}"
-    if not session.is_ours:
-        return f"of the parent process, {output}"
-    why_untraced = recording.why_untraced
-    if recording.is_going_on:
-        doing = "recording" if steps.steps.are_recorded else "waiting for a selected step"
-        doing += " on " + ", ".join(
-            backend if backend in ("cpu", HOST) else f"{backend}:{index}"
-            for backend, indices in recording.indices.items()
-            for index in indices
-        )
-    elif steps.started:
-        doing = "waiting for a device" if why_untraced is None else "not recording"
-    else:
-        doing = "stopped" if recording.indices or why_untraced is not None else "not started"
-    if why_untraced is not None:
-        doing += f" (untraced: {' '.join(why_untraced.split())})"
-    return f"{doing}, {text.number(_sum(recording, 'held'), 'event')}, {output}"
 
 
 def _sum(recording: DeviceRecording, count: str) -> int:

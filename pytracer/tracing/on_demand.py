@@ -92,13 +92,11 @@ class _Watcher:
 
     def defuse(self, number: signal.Signals) -> None:
         """Replace the signal's default action, which would end the job, even if nothing records."""
-        try:
-            with self._changing:
-                if not self._has(number):
-                    _core.watch_signal(number)
-                    _core.unwatch_signal(number)  # a handler that does nothing stays
-        except Exception as error:
-            warn_once(f"{number.name} still has its former action, which may end the job: {error}")
+        failed = f"{number.name} still has its former action, which may end the job: {{error}}"
+        with harmless(failed), self._changing:
+            if not self._has(number):
+                _core.watch_signal(number)
+                _core.unwatch_signal(number)  # a handler that does nothing stays
 
     def remove(self, dump: Dump) -> None:
         """End a watch, if there is one; then `dump` no longer runs, and no thread is left over."""

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from html import escape
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,6 @@ from pytracer.backends import oom
 from pytracer.tracing import box, description, on_demand, phases, process
 from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
-from pytracer.tracing.live_answers import LiveAnswers
 from pytracer.tracing.options import (
     Options,
     TracerOptions,
@@ -25,9 +26,34 @@ from pytracer.tracing.snapshot_writer import SnapshotWriter
 from pytracer.tracing.step_recording import StepRecording
 from pytracer.tracing.training_phases import TRAINING_PHASES
 
+if TYPE_CHECKING:
+    from pytracer.analysis.explanation import Explanation
+    from pytracer.analysis.groups import Held
+    from pytracer.page.page import Page
+    from pytracer.reading.snapshot import Snapshot
+
+
+@dataclass(frozen=True, repr=False)
+class LiveReport:
+    """The answer of `pytracer show` about the recording. A notebook shows it as text."""
+
+    explanations: "list[Explanation]"  # of each device; those that ran out of memory come first
+
+    def __str__(self) -> str:
+        """Return the answer about each device, without commands that read a file."""
+        from pytracer.analysis.answer_words import answer_of
+
+        devices = [str(answer_of(one, is_saved=False)) for one in self.explanations]
+        return "\n\n".join(devices) or "Nothing was recorded."
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
 
 @with_options
-class Tracer(LiveAnswers):
+class Tracer:
     """Records what the allocator does, and which Python code asked for it, in a bounded ring.
 
     Use it as a context manager, or call `start()` and `stop()`. Several tracers, nested or at the
@@ -65,11 +91,10 @@ class Tracer(LiveAnswers):
         return self._recording.options
 
     def __repr__(self) -> str:
-        """Return a line with the state, the number of events held, and the output."""
-        state = "not constructed"  # the constructor raised
-        if hasattr(self, "_step_recording"):
-            state = description.state(self._recording, self._step_recording)
-        return f"<pytracer.Tracer {state}>"
+        """Return a line that says whether the tracer records."""
+        recording = getattr(self, "_recording", None)  # None: the constructor raised
+        doing = "recording" if recording is not None and recording.is_going_on else "not recording"
+        return f"<pytracer.Tracer, {doing}>"
 
     @property
     def _session(self) -> _core.Session:
@@ -341,6 +366,50 @@ class Tracer(LiveAnswers):
             "oom_snapshots": 0 if files is None else files.oom_snapshots,
             **self._session.stats(),
         }
+
+    def report(self) -> LiveReport:
+        """Return the answer of `pytracer show` about the recording so far."""
+        from pytracer.analysis.explanation import explain
+        from pytracer.simulator.trials import try_settings
+
+        return LiveReport(explain(self._loaded(), None, try_settings))
+
+    def view(self, max_events: int = 1_000_000) -> "Page":
+        """Return the recording so far as a page, as `pytracer view` would write it.
+
+        A notebook shows the page. `save("report.html")` writes it to a file.
+
+        Args:
+            max_events: The most events in the page; the newest are kept.
+        """
+        from pytracer.errors import PytracerError
+        from pytracer.page.open_file import open_file
+        from pytracer.page.page import page_of
+
+        if max_events < 1:
+            raise PytracerError(f"max_events is {max_events}: give at least 1")
+        return page_of(open_file(self._loaded()), max_events, is_saved=False)
+
+    def who_holds(self, by: str = "line", *, at: str = "end", depth: int = 0) -> "list[Held]":
+        """Return who holds memory now, or at another moment, for each device.
+
+        Args:
+            by: What to group by: "line", "caller", "stack", "category", "owner", "holder",
+                "module", "phase", "step", "age", "stream" or "pool".
+            at: "end" (now), "peak", "oom", the index of an event, or "+SECONDS" after the first.
+            depth: How many callers distinguish groups by "line" and "caller".
+
+        Raises:
+            PytracerError: There is no such moment, or `by` is unknown.
+        """
+        from pytracer.analysis.groups import who_holds
+
+        return who_holds(self._loaded(), at=at, by=by, depth=depth)
+
+    def _loaded(self) -> "Snapshot":
+        from pytracer.reading.reader import load
+
+        return load(self._writer.as_bytes(self._metadata()))
 
     def _metadata(self) -> dict[str, Any]:
         """Return what a snapshot of the present says in addition to `snapshot_writer.metadata`."""

@@ -54,9 +54,9 @@ def test_run_obeys_the_off_switch(tmp_path: Path, env: Env) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--stack-depth", "deep"], "--stack-depth='deep' is not an integer"),
-        (["--device", "gpu"], "--device=['gpu'] is unknown"),
-        (["--output", ""], "--output is empty: give a value, or leave it out"),
+        (["--stack-depth", "deep"], "stack_depth='deep' is not an integer"),
+        (["--device", "gpu"], "device=['gpu'] is unknown"),
+        (["--output", ""], "output='' is not a path: give"),
         (["--schedule", "active=1", "--steps", "3"], "both select steps: give one of them"),
         (["--discrete", "rollout"], "give `steps` or `schedule`, or leave it out"),
         (["--nonsense"], "No such option"),

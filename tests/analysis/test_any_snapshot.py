@@ -136,7 +136,7 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
         json.dumps(to_json(check_limit(pairs, parse_limit("5%"))))
 
     yield "stats as JSON", lambda: json.dumps(to_json(stats(snapshot)))
-    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"], ["--address", "0"]):
+    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"]):
         yield " ".join(["show", *options]), partial(command, "show", path, *options)
     yield "diff", partial(command, "diff", golden, path)
     yield "diff with swapped files", lambda: compare_snapshots(snapshot, baseline)

@@ -41,32 +41,6 @@ def test_doctor_finds_the_hook(world: World) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "is_ours"),
-    [
-        ("#!/usr/bin/python3\nimport sys\nfrom pytracer.commands.main import main\n", True),
-        ("#!/usr/bin/python3\nimport sys\nfrom pytracer.cli import main\n", False),
-    ],
-)
-def test_a_command_of_another_project_is_named(
-    content: str, is_ours: bool, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a command pytracer on PATH
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "pytracer"
-    command.write_text(content)
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    # WHEN the doctor is asked by another name, THEN it says if it is another project's
-    done = call([], world)
-    said = f"{command}, which the shell finds as pytracer, is of another project"
-    assert (said in done.output) is not is_ours
-    assert "call torch-pytracer or `python -m pytracer`" in done.output or is_ours
-    assert json.loads(call(["--json"], world).stdout)["other_command"] == (
-        None if is_ours else str(command)
-    )
-
-
 def test_doctor_reports_what_the_first_tracer_will_do(world: World) -> None:
     # WHEN
     report = cpu_report(world.hooks())
@@ -286,21 +260,6 @@ def test_doctor_command(world: World) -> None:
     assert report["schema_version"] == SCHEMA_VERSION
 
 
-def test_doctor_writes_a_json_file(world: World) -> None:
-    # GIVEN
-    world.put_hook(world.cache)
-    # WHEN
-    to_stdout = call(["--json"], world)
-    to_file = call(["--json-output", str(world.root / "report.json")], world)
-    to_nowhere = call(["--json-output", "/dev/null/report.json"], world)
-    # THEN
-    report = json.loads(to_stdout.output)
-    assert json.loads((world.root / "report.json").read_text()) == report
-    assert "ready" in to_file.output
-    assert to_nowhere.exit_code == 1
-    assert "cannot write /dev/null/report.json" in to_nowhere.output
-
-
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_the_exit_code_reports_devices_that_cannot_be_recorded(
     world: World, output: list[str]
@@ -371,7 +330,6 @@ def test_doctor_reports_what_pinned_memory_lacks(world: World) -> None:
     [
         (["--output", "hooks"], "--output is the folder for the hooks of --build: add --build"),
         (["--build", "--json"], "leave out --json"),
-        (["--build", "--json-output", "report.json"], "leave out --json"),
     ],
 )
 def test_options_of_building_and_of_checking_do_not_mix(

@@ -71,10 +71,6 @@ def test_free_memory(tmp_path: Path, files: dict[str, object], free: int) -> Non
     assert free_bytes(write_root(tmp_path, files)) == free
 
 
-def test_a_system_without_proc(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def test_the_memory_for_reading_a_file_is_estimated(tmp_path: Path) -> None:
     # GIVEN an uncompressed and a compressed file
     content = os.urandom(1000)
@@ -88,7 +84,7 @@ def test_the_memory_for_reading_a_file_is_estimated(tmp_path: Path) -> None:
         assert estimated_bytes(tmp_path / name) == 0
 
 
-def test_a_quarter_of_the_free_memory_is_the_default(
+def test_the_budget_is_a_quarter_of_the_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN the commands that read several files, in processes
@@ -112,13 +108,6 @@ def test_a_quarter_of_the_free_memory_is_the_default(
         ["diff", *files],
         ["export", *files, "--to", "collapsed"],
     )
-    # WHEN they run without and with --memory
     for command in commands:
-        for option in ([], ["--memory", "3GiB"]):
-            assert invoke(*command, *option).exit_code == 0
-    # THEN they use a quarter of the free memory, or the given size
-    assert budgets == [2 * GIB, 3 * GIB] * len(commands)
-    # AND the help documents the default
-    assert "a quarter of the free memory" in " ".join(invoke("show", "--help").output.split())
-    refused = invoke("show", files[0], "--memory", "much")
-    assert (refused.exit_code, "'much' is not a size" in refused.output) == (2, True)
+        assert invoke(*command).exit_code == 0
+    assert budgets == [2 * GIB] * len(commands)

@@ -136,9 +136,9 @@ def test_accelerator(): ...
 """,
         "-rs",
     )
-    assert "the marker max_device_memory has a wrong limit: 'much' is not a size" in done.stdout
-    assert 'the marker max_device_memory needs a limit, as in max_device_memory("2' in done.stdout
-    assert "the marker no_device_leak has no argument 'limit'" in done.stdout
+    assert "marker max_device_memory has wrong arguments: 'much' is not a size" in done.stdout
+    assert "max_device_memory() missing 1 required positional argument: 'limit'" in done.stdout
+    assert "no_device_leak() got an unexpected keyword argument 'limit'" in done.stdout
     assert "toaster" in done.stdout
     assert "INTERNALERROR" not in done.stdout
     # AND without an accelerator, a test is skipped, with the remedy

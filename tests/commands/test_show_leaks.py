@@ -302,7 +302,6 @@ def test_a_file_without_devices(tmp_path: Path) -> None:
     for command in (
         ["show"],
         ["show", "--leaks"],
-        ["show", "--address", 1],
         ["show", "--fragmentation"],
         ["diff", path],
         ["export", "--to", "collapsed"],

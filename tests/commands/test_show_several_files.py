@@ -1,7 +1,6 @@
 """What does `pytracer show --all` print of several files, or of none that can be read?"""
 
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -70,13 +69,6 @@ def test_which_losses_the_overview_reports(tmp_path: Path, key: str, is_lossy: b
     rows = cells(invoke(tmp_path, "--device", 1).output)
     losses = [row[-1] for row in rows if ".pickle" in row[0]]
     assert losses == ["yes" if is_lossy else "no"] * 2
-
-
-def test_a_system_without_sched_getaffinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN macOS, WHEN files are read in processes, THEN all results are returned
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(parallel, "SMALL_BYTES", 0)
-    assert parallel.in_parallel(str, [Path("a"), Path("b")], "Reading") == ["a", "b"]
 
 
 def test_progress_and_errors_of_many_files(

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from commands import cells
 
-from pytracer.commands.experiment import output_comparison
-from pytracer.commands.json_output import JsonOutput
+from pytracer.commands.experiment import parts
+from pytracer.commands.json_output import print_json
 from pytracer.commands.plots import check_plot, plot_comparison
+from pytracer.commands.table import echo
 from pytracer.errors import PytracerError
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
-from pytracer.experiments.conclusions import conclusions
+from pytracer.experiments.conclusions import conclusions, report
 
 GIB = 1 << 30
 OFF, ON = "expandable_segments:False", "expandable_segments:True"
@@ -56,7 +57,7 @@ def compared(*outcomes: Sequence[Outcome], names: Sequence[str] = (OFF, ON)) -> 
 
 def rows(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> dict[str, list[list[str]]]:
     """Return the cells of each row by the row's name: [[first setting's, second's], ...]."""
-    output_comparison(comparison, JsonOutput())
+    echo(parts(comparison))
     found: dict[str, list[list[str]]] = {}
     name = ""
     for first, *others in cells(capsys.readouterr().out):
@@ -192,7 +193,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_conclusions_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     # WHEN a comparison is printed, THEN its first line is the conclusion
     comparison = compared([outcome(10)], [outcome(8)])
-    output_comparison(comparison, JsonOutput())
+    echo(parts(comparison))
     lines = capsys.readouterr().out.splitlines()
     assert lines[:1] == conclusions(comparison)
     assert lines[1].startswith("┏")
@@ -211,7 +212,7 @@ def test_runs_that_ended_early_are_not_compared(capsys: pytest.CaptureFixture[st
     assert table["out of memory"] == [["no", "in 1 of 2 runs"]]
     assert table["peak reserved"] == [["10 GiB", "8 GiB"]]
     # AND a note explains why
-    output_comparison(compared([ran_out(10)], [outcome(8)]), JsonOutput())
+    echo(parts(compared([ran_out(10)], [outcome(8)])))
     assert f"{OFF}: 1 run ended because memory ran out." in capsys.readouterr().out
     # AND a program that continued can be compared
     table = rows(compared([outcome(10, ooms=3)], [outcome(8)]), capsys)
@@ -228,7 +229,7 @@ def test_unknown_values_are_not_invented(capsys: pytest.CaptureFixture[str]) -> 
     assert table.pop("out of memory") == [["-", "-"]]
     assert table.pop("peak reserved") == [["-", "-"]]
     # THEN the reason of the failure is printed, with the last lines of its log
-    output_comparison(comparison, JsonOutput())
+    echo(parts(comparison))
     output = capsys.readouterr().out
     assert f"{ON} failed: exit code 1, KeyError: 'x' (log.txt)\nThere is no reason.\n" in output
 
@@ -241,7 +242,7 @@ def test_a_trace_that_lost_events_gives_a_lower_bound(capsys: pytest.CaptureFixt
     assert table["peak unallocated"] == [["≥ 2 GiB", "1 GiB"]]
     assert table["peak reserved"][1] == ["", "-1 GiB, -10 %"]
     # AND the reason and the remedy are printed
-    output_comparison(compared(first, [outcome(9)]), JsonOutput())
+    echo(parts(compared(first, [outcome(9)])))
     output = capsys.readouterr().out
     assert f"{OFF}: peak unallocated may have been higher" in output
     assert "PYTRACER_TRACE_ALLOC_MAX_ENTRIES" in output
@@ -256,7 +257,7 @@ def test_it_fits_into_80_columns(count: int, capsys: pytest.CaptureFixture[str])
         [outcome(10.123 + i / 7, device_allocs=10**7 + i), outcome(11.117 + i / 7)]
         for i in range(count)
     ]
-    output_comparison(compared(*runs, names=names), JsonOutput())
+    echo(parts(compared(*runs, names=names)))
     output = capsys.readouterr().out
     lines = [line for line in output.splitlines() if line[:1] in set("┏┃┡│└")]
     # THEN no line of a table is too long, and nothing is cut off
@@ -270,27 +271,20 @@ def test_it_fits_into_80_columns(count: int, capsys: pytest.CaptureFixture[str])
     assert headers == [[names[0], *names[i : i + 2]] for i in range(1, count, 2)]
 
 
-def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     # GIVEN a comparison with all kinds of results
     comparison = compared([ran_out(10)], [outcome(8), FAILED])
     comparison.metadata = {"kind": "experiment", "command": ["python", "train.py"]}
     comparison.notes = ["A note."]
-    # WHEN its JSON is written to a file, or to standard output
-    output_comparison(comparison, JsonOutput(path=str(tmp_path / "report.json")))
-    table = capsys.readouterr().out
-    output_comparison(comparison, JsonOutput(is_only=True))
-    printed = capsys.readouterr().out
-    # THEN both have everything; the table is printed only next to the file
-    assert "peak reserved" in table
-    report = json.loads(printed)
-    assert report == json.loads((tmp_path / "report.json").read_text())
-    assert (report["schema_version"], report["kind"]) == (3, "experiment")
-    assert (report["command"], report["notes"]) == (["python", "train.py"], ["A note."])
-    assert report["conclusions"] == conclusions(comparison)
-    assert [setting["name"] for setting in report["settings"]] == [OFF, ON]
-    first = report["settings"][0]["outcomes"][0]
+    print_json(report(comparison))
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema_version"], found["kind"]) == (3, "experiment")
+    assert (found["command"], found["notes"]) == (["python", "train.py"], ["A note."])
+    assert found["conclusions"] == conclusions(comparison)
+    assert [setting["name"] for setting in found["settings"]] == [OFF, ON]
+    first = found["settings"][0]["outcomes"][0]
     assert (first["peak_reserved_bytes"], first["ended_early"]) == (10 * GIB, True)
-    assert report["settings"][1]["outcomes"][1]["failure"] == FAILED.failure
+    assert found["settings"][1]["outcomes"][1]["failure"] == FAILED.failure
 
 
 BEGINS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}

@@ -313,13 +313,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "none does not exist" in done.output
     assert not (tmp_path / "v").exists()
-    for options, message in (
-        (("--engine", "spark"), "--engine spark is unknown"),
-        (("--engine", "ray", "--memory", "1GiB"), "--memory bounds"),
-    ):
-        done = invoke("fleet", "collect", run, "--output", tmp_path / "t", *options)
-        assert done.exit_code == 2
-        assert message in done.output
+    done = invoke("fleet", "collect", run, "--output", tmp_path / "t", "--engine", "spark")
+    assert done.exit_code == 2
+    assert "--engine spark is unknown" in done.output
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from fleet_tables import InProcess, all_rows, column, make_run
 
 from pytracer.commands import parallel
 from pytracer.fleet.collection import LocalEngine, collect
+from pytracer.fleet.memory_budget import SHARE_OF_FREE
 from pytracer.fleet.pool import PROCESS_BYTES, Pool, ProcessEndedError
 
 MIB = 2**20
@@ -23,7 +24,8 @@ MIB = 2**20
 
 def test_jobs_wait_for_memory() -> None:
     # GIVEN jobs of which only one fits into the budget next to the processes, and one too large
-    pool = Pool(pool_jobs.timed, limit_bytes=2 * PROCESS_BYTES + 100 * MIB, workers=2)
+    pool = Pool(pool_jobs.timed, workers=2)
+    pool.limit_bytes = 2 * PROCESS_BYTES + 100 * MIB
     jobs = [(0.05, 60 * MIB)] * 4 + [(0.06, 5000 * MIB)] + [(0.05, 60 * MIB)] * 2
     # WHEN they run
     times = sorted(result for _, result in pool.results(jobs) if isinstance(result, tuple))
@@ -34,7 +36,8 @@ def test_jobs_wait_for_memory() -> None:
 
 
 def test_jobs_that_fit_share_the_memory() -> None:
-    pool = Pool(pool_jobs.timed, limit_bytes=2 * PROCESS_BYTES + 100 * MIB, workers=2)
+    pool = Pool(pool_jobs.timed, workers=2)
+    pool.limit_bytes = 2 * PROCESS_BYTES + 100 * MIB
     times = [result for _, result in pool.results([(0.5, 20 * MIB)] * 4)]
     pool.close()
     # Two processes, and the jobs of one run while those of the other do.
@@ -44,8 +47,11 @@ def test_jobs_that_fit_share_the_memory() -> None:
 @pytest.mark.parametrize(
     ("limit", "workers"), [(1, 1), (3 * PROCESS_BYTES, 3), (100 * PROCESS_BYTES, 64)]
 )
-def test_the_budget_bounds_the_number_of_processes(limit: int, workers: int) -> None:
-    assert Pool(pool_jobs.timed, limit, workers=64).workers == workers
+def test_the_budget_bounds_the_number_of_processes(
+    limit: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytracer.fleet.pool.free_bytes", lambda: SHARE_OF_FREE * limit)
+    assert Pool(pool_jobs.timed, workers=64).workers == workers
 
 
 @pytest.mark.parametrize("job", [pool_jobs.write_slowly, pool_jobs.large])
@@ -81,7 +87,7 @@ def test_a_killed_process_costs_one_job() -> None:
     assert {number for number, result in found.items() if result == number} == {*range(1, 9)}
     for number in (-1, -2):
         assert isinstance(found[number], ProcessEndedError)
-        assert "--memory" in str(found[number])
+        assert "memory ran out" in str(found[number])
 
 
 def test_an_idle_process_that_was_killed_costs_nothing() -> None:

@@ -320,7 +320,7 @@ def test_a_view_without_events_has_no_uses() -> None:
     model = Model()
     with automatic(model) as tracer, torch.no_grad():
         y = model(torch.ones(1000))
-        # Such a view is what tracer.categories() reads.
+        # Such a view is read at steps, to find what keeps memory.
         content = pickle.loads(tracer._recording.view(history=False).to_bytes({}, {}))
     assert y.numel() == 60
     assert not content["pytracer"]["devices"][0].get("uses")

@@ -107,11 +107,9 @@ def test_show_by(by: str) -> None:
     assert shown("show_by", "show", CUDA, "--by", by)["files"][0][0]["groups"]
 
 
-def test_show_fragmentation_and_address(leak: Path) -> None:
+def test_show_fragmentation(leak: Path) -> None:
     (device,) = shown("show_fragmentation", "show", "--fragmentation", leak)["files"][0]
     assert device["pins"]
-    address = Program().alloc(1, ("/a.py", "f", 1))
-    assert shown("show_address", "show", "--address", address, leak)["files"][0]
 
 
 def test_diff(leak: Path) -> None:

@@ -42,9 +42,9 @@ def questions(
     path: Path, folder: Path, counterpart: Path = OURS
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield all questions about a file, by name; a question that refuses raises `PytracerError`."""
-    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"], ["--address", "0"]):
+    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"]):
         yield " ".join(["show", *options]), partial(command, "show", path, *options)
-    yield "show --json", partial(command, "show", path, "--json-output", folder / "show.json")
+    yield "show --json", partial(command, "show", path, "--json")
     yield "diff", partial(command, "diff", counterpart, path)
     yield "diff the other way round", partial(command, "diff", path, counterpart)
     for name, (output, options) in FORMATS.items():

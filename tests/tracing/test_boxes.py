@@ -474,14 +474,6 @@ def test_each_command_finds_what_killed_processes_have_left(
     assert not boxes(tmp_path)
 
 
-def test_doctor_names_what_killed_processes_have_left(tmp_path: Path) -> None:
-    run(KILLED, cwd=tmp_path)
-    done = run_python(
-        "-m", "pytracer", "doctor", cwd=tmp_path, env=environment(PYTRACER_OUTPUT="out")
-    )
-    assert f"1 killed process left a recording: pytracer show {tmp_path}/out\n" in done.stdout
-
-
 def test_a_box_elsewhere_is_named_and_found(tmp_path: Path) -> None:
     # GIVEN an output on a file system of other machines
     elsewhere = START.replace(

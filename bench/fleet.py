@@ -8,9 +8,8 @@ many processes as the collection has, which make the rows of files and do nothin
 before and after each collection, because processors that share a core, and machines that others use
 too, change their speed. All times are processor seconds of all processes; the least of the rounds.
 "speed" is the median over the rounds of what a file takes alone, relative to the collection around
-it. The memory is the peak of the sum of all processes' own and shared parts (PSS),
-and `budget` is what `--memory` allowed. A collection's fixed costs, such as the start of its
-processes, are in its times.
+it. The memory is the peak of the sum of all processes' own and shared parts (PSS). A collection's
+fixed costs, such as the start of its processes, are in its times.
 """
 
 import argparse
@@ -127,7 +126,7 @@ def measure_size(folder: Path, runs: Path, count: int, options: argparse.Namespa
     for i in range(options.rounds):
         output = folder / f"table{count}-{i}"
         command = ["-m", "pytracer", "fleet", "collect", runs, "--output", output]
-        limits = ["--workers", options.workers, "--memory", options.memory]
+        limits = ["--workers", options.workers]
         collected.append(run([sys.executable, *map(str, [*command, *limits])]))
         readings.append(alone(sample, options.workers))
         around_s = (readings[-2][1] + readings[-1][1]) / 2
@@ -187,7 +186,6 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", type=Path, help="snapshots of which the runs are made")
     parser.add_argument("--files", nargs="+", type=positive, default=[64, 256])
     parser.add_argument("--workers", type=positive, default=2)
-    parser.add_argument("--memory", default="1GiB")
     parser.add_argument(
         "--ray", nargs="*", type=positive, default=[], help="numbers of Ray's workers"
     )
@@ -209,7 +207,7 @@ def main() -> None:
             make_run(runs, options.paths, options.ray_files)
             for workers in options.ray:
                 curve.append(measure_ray(folder, runs, options.ray_files, workers, options.rounds))
-    show(figures, curve, f"{options.workers} processes, {options.memory}")
+    show(figures, curve, f"{options.workers} processes")
     save(options, {"collections": figures, "ray": curve})
 
 

@@ -382,7 +382,7 @@ class Search {
 FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
                           PyObject* frames, PyObject* exceptions, const Folders& folders,
                           const SearchBounds& bounds) {
-  if (!kVariablesAreKnown) return {std::vector<std::string>(targets.size()), true};
+  if (!kPythonIsKnown) return {std::vector<std::string>(targets.size()), true};
   return Search(targets, list, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 

@@ -45,6 +45,8 @@ Roots::Roots(PyObject* frames, PyObject* exceptions, const Folders& folders) {
 
 void Roots::add(PyObject* object, const Root& root) {
   if (object == nullptr || object == Py_None) return;
+  const bool has_name = root.kind != Kind::temporary && root.kind != Kind::unnamed;
+  if (!has_name && is_always_root(object)) return;
   const auto [place, is_new] = found_.try_emplace(object, root);
   const size_t references = (is_new ? 0 : place->second.references) + root.references;
   if (root.kind >= place->second.kind) place->second = root;
@@ -69,7 +71,7 @@ void Roots::add_frames(PyObject* threads, const Folders& folders) {
     if (!PyFrame_Check(innermost)) continue;
     for (PythonFrame* frame = frame_of_object(innermost); frame != nullptr;
          frame = outer_frame(frame)) {
-      if (is_shim(frame)) continue;
+      if (is_shim(frame) || is_incomplete(frame)) continue;  // such a frame may have no globals yet
       const int count = variable_count(frame), all = count + most_temporaries(frame);
       for (int place = count; place < all; ++place) values_.insert(value_at(frame, place));
       if (is_in(code_object(frame), folders.hidden)) continue;

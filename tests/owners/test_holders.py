@@ -137,7 +137,8 @@ def test_a_frame_that_calls_init_has_no_globals() -> None:
     for depth in range(12):
         leave_values(depth)
         (found,) = make(True).found
-        assert found == "self of test_a_frame_that_calls_init_has_no_globals.<locals>.Held.__init__()"
+        assert found.startswith("self of ")
+        assert found.endswith(".Held.__init__()")
 
 
 # --- files ----------------------------------------------------------------------------------------

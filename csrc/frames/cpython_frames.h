@@ -4,10 +4,8 @@
 // number that no other instruction of a living code object has), instruction_offset() in bytes, and
 // is_shim() and is_incomplete(), which name the frames that sys._getframe() hides, and
 // is_first_thread_state(). None of these functions takes a reference, a lock or the GIL.
-// kPythonIsKnown is false for every other version, and with PYTRACER_NO_FRAMES, which CMake defines
-// where this header does not compile; the functions then find no frame.
-// Python 3.14 is written after its headers, and no test has run on it: frame_walk_problem() compares
-// the walk with Python's own view before anything is recorded.
+// kPythonIsKnown is false for every other version, and without the GIL; the functions then find no
+// frame. frame_walk_problem() compares the walk with Python's own view before anything is recorded.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +14,14 @@
 #include <Python.h>
 #include <frameobject.h>
 
-#if defined(PYTRACER_NO_FRAMES) || defined(Py_GIL_DISABLED) || PY_VERSION_HEX < 0x030b0000 || \
-    PY_VERSION_HEX >= 0x030f0000
+#if defined(Py_GIL_DISABLED) || PY_VERSION_HEX < 0x030b0000 || PY_VERSION_HEX >= 0x03100000
 #define PYTRACER_UNKNOWN_PYTHON 1
-#elif PY_VERSION_HEX >= 0x030e0000
-#include <internal/pycore_interpframe_structs.h>
 #else
 #undef _PyGC_FINALIZED
 #include <internal/pycore_frame.h>
+#if PY_VERSION_HEX >= 0x030e0000
+#include <internal/pycore_interpframe_structs.h>
+#endif
 #endif
 
 namespace pytracer {

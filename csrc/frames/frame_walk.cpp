@@ -61,7 +61,7 @@ RawFrame read_frame(const void* pointer) noexcept {
 std::string frame_walk_problem() {
   if (!kPythonIsKnown) {
     return "pytracer does not know the frames of Python " +
-           std::string(Py_GetVersion()).substr(0, 6) + ", only of 3.11 to 3.14 with the GIL";
+           std::string(Py_GetVersion()).substr(0, 6) + ", only of 3.11 to 3.15 with the GIL";
   }
   PythonFrame* ours = innermost_frame_of(PyGILState_GetThisThreadState());
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());

@@ -117,7 +117,7 @@ std::string function_name(PyCodeObject* code) {
 int variable_of(PythonFrame* frame, PyObject* held) {
   const int count = variable_count(frame);
   for (int slot = 0; slot < count; ++slot) {
-    if (variables(frame)[slot] == held) return slot;
+    if (value_at(frame, slot) == held) return slot;
   }
   return -1;
 }

@@ -45,6 +45,8 @@ Roots::Roots(PyObject* frames, PyObject* exceptions, const Folders& folders) {
 
 void Roots::add(PyObject* object, const Root& root) {
   if (object == nullptr || object == Py_None) return;
+  const bool has_name = root.kind != Kind::temporary && root.kind != Kind::unnamed;
+  if (!has_name && is_always_root(object)) return;
   const auto [place, is_new] = found_.try_emplace(object, root);
   const size_t references = (is_new ? 0 : place->second.references) + root.references;
   if (root.kind >= place->second.kind) place->second = root;
@@ -69,9 +71,9 @@ void Roots::add_frames(PyObject* threads, const Folders& folders) {
     if (!PyFrame_Check(innermost)) continue;
     for (PythonFrame* frame = frame_of_object(innermost); frame != nullptr;
          frame = outer_frame(frame)) {
-      if (is_shim(frame)) continue;
-      PyObject** const values = variables(frame) + variable_count(frame);
-      values_.insert(values, values + most_temporaries(frame));
+      if (is_shim(frame) || is_incomplete(frame)) continue;  // such a frame may have no globals yet
+      const int count = variable_count(frame), all = count + most_temporaries(frame);
+      for (int place = count; place < all; ++place) values_.insert(value_at(frame, place));
       if (is_in(code_object(frame), folders.hidden)) continue;
       add_frame(frame, !is_in(code_object(frame), folders.unnamed));
     }
@@ -80,13 +82,13 @@ void Roots::add_frames(PyObject* threads, const Folders& folders) {
 
 void Roots::add_frame(PythonFrame* frame, bool is_named) {
   PyCodeObject* const code = code_object(frame);
-  PyObject** const values = variables(frame);
   const int count = variable_count(frame);
   int all = count + temporary_count(frame);
-  if (all == count && is_comprehension(code)) ++all;  // what it builds is its first value
+  // What a comprehension builds is its first value.
+  if (all == count && most_temporaries(frame) > 0 && is_comprehension(code)) ++all;
   for (int slot = 0; slot < all; ++slot) {
     const Kind kind = slot < count ? Kind::variable : Kind::temporary;
-    add(values[slot], {is_named ? kind : Kind::unnamed, slot, code, 1});
+    add(value_at(frame, slot), {is_named ? kind : Kind::unnamed, slot, code, is_counted(frame, slot)});
   }
   PyObject* const globals = global_variables(frame);
   if (globals != nullptr && PyDict_Check(globals)) {

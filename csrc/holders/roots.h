@@ -20,6 +20,11 @@ constexpr const char* kTemporary = "a temporary value";
 // What no Python object and no code in Python refers to: C++ keeps it.
 constexpr const char* kOnlyNative = "no Python tensor";
 
+// Whether an object needs no variable or value to be a root. The state of a thread has a context.
+inline bool is_always_root(PyObject* object) {
+  return PyModule_Check(object) || PyType_Check(object) || PyContext_CheckExact(object);
+}
+
 struct Folders {
   std::vector<std::string> hidden;   // of functions whose variables are no roots
   std::vector<std::string> unnamed;  // of functions whose variables have no name

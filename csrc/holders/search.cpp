@@ -88,10 +88,7 @@ class Search {
       return place->second;
     }
     Node node{object, depth, pass_};
-    if (roots_.contains(object) || PyModule_Check(object) || PyType_Check(object) ||
-        PyContext_CheckExact(object)) {  // which the state of a thread has
-      node.distance = 0;
-    }
+    if (roots_.contains(object) || is_always_root(object)) node.distance = 0;
     if (roots_.is_unnamed(object)) node.distance = kUnnamed;
     node.references = static_cast<Py_ssize_t>(roots_.references(object));
     nodes_.push_back(std::move(node));
@@ -144,12 +141,18 @@ class Search {
     note_holder(place->second);
   }
 
+  // The list has each object that the collector knew, which so has this reference and its holder's.
+  static bool is_listed(PyObject* object) {
+    return PyObject_GC_IsTracked(object) && Py_REFCNT(object) > kListed;
+  }
+
   // The collector does not know arrays of numpy, whose elements may be objects, nor dicts that have
-  // nothing that it knows. And nothing tells what is in an opaque object, so its own holders are wanted.
+  // nothing that it knows, nor did it know a dict of attributes that was made since, as it was read.
+  // And nothing tells what is in an opaque object, so its own holders are wanted.
   void ask_unlisted(PyObject* object) {
     auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
     const bool is_array = type == array_type_;
-    const bool is_dict = PyDict_CheckExact(object) && !PyObject_GC_IsTracked(object);
+    const bool is_dict = PyDict_CheckExact(object) && !is_listed(object);
     if (type == capsule_type_ || type == future_types_[0] || type == future_types_[1]) note_opaque(object);
     if (array_type_ == nullptr || (!is_array && !is_dict) || !unlisted_.insert(object).second) return;
     PyObject* const asked = std::exchange(asked_, object);
@@ -297,7 +300,7 @@ class Search {
       const Node& node = nodes_[waiting.back()];
       waiting.pop_back();
       const bool is_whole = passes_ > node.added;
-      const Py_ssize_t known = node.references + (PyObject_GC_IsTracked(node.object) ? kListed : 0);
+      const Py_ssize_t known = node.references + (is_listed(node.object) ? kListed : 0);
       if (node.is_cut || !is_whole || Py_REFCNT(node.object) != known) return "";
       if (--cycles_left_ < 0) return "";
       for (const size_t holder : node.holders) {
@@ -382,7 +385,7 @@ class Search {
 FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
                           PyObject* frames, PyObject* exceptions, const Folders& folders,
                           const SearchBounds& bounds) {
-  if (!kVariablesAreKnown) return {std::vector<std::string>(targets.size()), true};
+  if (!kPythonIsKnown) return {std::vector<std::string>(targets.size()), true};
   return Search(targets, list, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 

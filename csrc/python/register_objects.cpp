@@ -65,7 +65,7 @@ std::vector<std::string> holders_of(const py::list& objects, const std::vector<s
 // The names of containers that hold at most so many items, and how many they have and may have.
 py::list bounded_container_names(bool only_lists, const std::vector<std::string>& hidden, double seconds) {
   py::list found;
-  if (!kVariablesAreKnown) return found;
+  if (!kPythonIsKnown) return found;
   const NoCollection guard;
   const ThreadsNow threads;
   const py::object all = all_objects();

@@ -3,6 +3,7 @@
 A new backend needs a source, `hooks/{backend}.cpp`, and its folders in `include_dirs`.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -10,6 +11,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from itertools import product
@@ -24,6 +26,9 @@ from pytracer.log import warn_once
 from pytracer.text import brief, printable
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
+# Where headers say of which release they are: since torch 2.9, and before.
+_VERSION_HEADERS = ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h")
+_VERSION = re.compile(r"^#define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", re.MULTILINE)
 COMPILE_SECONDS = 300.0
 MAX_QUOTED_CHARACTERS = 300
 NPU_VERSIONS = (
@@ -90,12 +95,7 @@ class HookCompiler:
 
     def include_dirs(self, backend: str) -> list[Path]:
         """Return the folders in which the compiler finds the headers for `backend`."""
-        headers = self.torch().root / "include"
-        if not (headers / "c10").is_dir():
-            raise HookError(
-                f"torch's C++ headers are missing ({headers / 'c10'} is not a folder); "
-                "install torch from a wheel that has them"
-            )
+        headers = self._torch_headers()
         if backend == "cuda":
             return [headers, self.source(backend).parent / "stand_in"]
         if backend == "npu":
@@ -108,6 +108,24 @@ class HookCompiler:
                     "memory; install torch 2.8 or newer"
                 )
         return [headers]
+
+    def _torch_headers(self) -> Path:
+        """Return the folder of torch's headers: its own, or that of a distribution's package."""
+        torch = self.torch()
+        own = torch.root / "include"
+        if (own / "c10").is_dir():
+            return own
+        release = re.findall(r"\d+", torch.version)[:3]
+        prefixes = (self._environment.get("CONDA_PREFIX", sys.prefix), "/usr")
+        for headers, name in product((Path(each, "include") for each in prefixes), _VERSION_HEADERS):
+            with contextlib.suppress(OSError, ValueError):
+                if _VERSION.findall((headers / name).read_text()) == release:
+                    return headers
+        raise HookError(
+            f"torch's C++ headers are missing ({own / 'c10'} is not a folder, and no other folder "
+            f"has those of torch {'.'.join(release)}); install torch from a wheel that has them, "
+            "or its development package"
+        )
 
     def key(self, backend: str, release: str) -> str:
         """Return the key of the hook for a release: 20 digits of a hash of what decides its ABI.

@@ -42,6 +42,26 @@ def test_command_line(world: World) -> None:
     assert expected | {f"-Wl,-rpath,{lib}"} <= set(arguments)
 
 
+@pytest.mark.parametrize(("release", "is_found"), [("9.9.0", True), ("9.8.1", False)])
+def test_headers_of_a_distribution(world: World, release: str, is_found: bool) -> None:
+    # GIVEN a torch whose package has no headers, and headers of a release in another folder
+    conda = world.root / "conda"
+    conda.mkdir()
+    world.include.rename(conda / "include")
+    header = conda / "include/torch/headeronly/version.h"
+    header.parent.mkdir(parents=True)
+    parts = zip(("MAJOR", "MINOR", "PATCH"), release.split("."), strict=True)
+    header.write_text("".join(f"#define TORCH_VERSION_{part} {n}\n" for part, n in parts))
+    world.environment["CONDA_PREFIX"] = str(conda)
+    # WHEN a hook is compiled, THEN the headers are found if they are of torch's release
+    if is_found:
+        world.builder().build("cpu", world.cache)
+        assert f"-I{conda / 'include'} " in world.compilations[0]
+        return
+    with pytest.raises(HookError, match=r"no other folder has those of torch 9\.9\.0"):
+        world.builder().build("cpu", world.cache)
+
+
 class PatchedCompiler(HookCompiler):
     """A compiler that looks up headers in a folder of patched ones first."""
 

@@ -14,9 +14,9 @@ CASES = {
     "two paths, 84 frames, 64 kept": (5227, [64, 64]),
     "accelerator, 5 frames": (617, [5, 5]),
     "accelerator, 40 frames": (1140, [40, 40]),
-    "accelerator, 5 frames, forward stacks": (670, [5, 5]),
-    "accelerator, 5 frames, forward stacks, a new node": (944, [5, 5]),
-    "accelerator, 6 frames, forward stacks, in a node": (904, [6, 6]),
+    "forward stacks, 5 frames": (670, [5, 5]),
+    "forward stacks, 7 frames, a new node": (944, [7, 7]),
+    "forward stacks, 12 frames, in a node": (904, [12, 12]),
     "new stacks, 20 frames": (1400, [20] * 200),  # those of the 400 events in the ring
 }
 COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
@@ -29,7 +29,8 @@ def figures(
     if request.param == "callgrind":
         tools.program("valgrind")
     try:
-        return count("cpu", request.param, tmp_path_factory.mktemp("counts"))
+        folder = tmp_path_factory.mktemp("counts")
+        return count("cpu", request.param, folder) | count("forward", request.param, folder)
     except CannotCountError as reason:
         pytest.skip(str(reason))
 

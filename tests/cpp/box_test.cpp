@@ -1,6 +1,5 @@
 // What is recorded into a box is found there by its reader.
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include "check.h"
 #include "cpu_events.h"
 #include "fake_frame_walk.h"
+#include "memory_bound.h"
 #include "restore/box_reader.h"
 #include "restore/restored_stacks.h"
 #include "restore/restored_view.h"
@@ -192,12 +192,10 @@ TEST(a_generation_without_memory_is_not_asked_for_all_the_time) {
     return stack_here(table);
   };
   while (!table.wants_generation()) add();
-  rlimit before{};
-  CHECK(getrlimit(RLIMIT_AS, &before) == 0);
-  const rlimit none{4096, before.rlim_max};
-  CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+  const MemoryBound none(RLIMIT_AS, 4096);
+  if (!none.holds) return;
   table.look_after();
-  CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+  none.lift();
   CHECK(!table.wants_generation());
   add();
   CHECK(table.wants_generation());  // with the next new stack
@@ -225,12 +223,10 @@ TEST(a_ring_without_memory_for_more_slots_keeps_its_numbers) {
   std::vector<Event> held(kMost);
   // WHEN neither the file grows any more, nor the kernel gives other memory
   box->close_file();
-  rlimit before{};
-  CHECK(getrlimit(RLIMIT_DATA, &before) == 0);
-  const rlimit none{4096, before.rlim_max};
-  CHECK(setrlimit(RLIMIT_DATA, &none) == 0);
+  const MemoryBound none(RLIMIT_DATA, 4096);
+  if (!none.holds) return;
   for (; number < 2 * kMost; ++number) ring.append(numbered(number));
-  CHECK(setrlimit(RLIMIT_DATA, &before) == 0);
+  none.lift();
   // THEN it has fewer slots, and their events have their numbers, also for the box's reader
   const uint32_t slots = ring.capacity();
   CHECK(100'000 < slots && slots < kMost && ring.oldest() == number - slots);

@@ -7,7 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import tools
 from amount import amount
+
+from pytracer.backends.hook_compile import HookCompiler
+from pytracer.backends.names import AUTOGRAD, HOST
 
 ROOT = Path(__file__).parents[2]
 # The first two sanitizers can be in one program; the thread sanitizer cannot be with others.
@@ -20,10 +24,24 @@ PLAIN = pytest.param("", id="optimised", marks=pytest.mark.long)
 def test_core(sanitizer: str) -> None:
     # GIVEN the C++ tests, built with the sanitizer
     tests = built("core_tests", sanitizer)
-    # WHEN they run
-    output = run(str(tests))
-    # THEN all pass, and there were some
-    assert int(output.splitlines()[-1].removesuffix(" passed")) >= 20
+    # WHEN they run, THEN all pass, and there were some
+    assert passed(run(str(tests))) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_core_on_aarch64(tmp_path: Path) -> None:
+    # GIVEN a compiler for another processor, and its emulator
+    compiler = tools.program("g++-aarch64-linux-gnu", "aarch64-linux-gnu-g++")
+    emulator = tools.program("qemu-user", "qemu-aarch64")
+    # WHEN the C++ tests run in their short form, THEN all pass
+    options = ("-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_CXX_COMPILER={compiler}")
+    tests = built("core_tests", "", "cpp-aarch64", *options)
+    output = run(emulator, "-L", "/usr/aarch64-linux-gnu", "-E", "LONG_TESTS=0", str(tests))
+    assert passed(output) >= 20
+    # AND the hooks compile
+    for backend in ("cpu", "cuda", AUTOGRAD, HOST):
+        HookCompiler().compile([compiler], backend, tmp_path / "hook.so", ["-fsyntax-only"])
 
 
 @pytest.mark.slow
@@ -41,10 +59,14 @@ def test_the_reader_survives_any_file(sanitizer: str) -> None:
     assert min(read, replayed, refused) > count // 20
 
 
-def built(program: str, sanitizer: str) -> Path:
+def passed(output: str) -> int:
+    return int(output.splitlines()[-1].removesuffix(" passed"))
+
+
+def built(program: str, sanitizer: str, folder: str = "", *others: str) -> Path:
     """Build a program of tests/cpp; the build is kept, and other test runs wait for it."""
-    build = ROOT / "build" / f"cpp-{sanitizer or 'plain'}"
-    options = ["-DPYTRACER_TESTS_ONLY=ON", "-DPYTRACER_WERROR=ON"]
+    build = ROOT / "build" / (folder or f"cpp-{sanitizer or 'plain'}")
+    options = ["-DPYTRACER_TESTS_ONLY=ON", "-DPYTRACER_WERROR=ON", *others]
     options += [f"-DPYTRACER_SANITIZER={sanitizer}", "-DCMAKE_BUILD_TYPE=Release"]
     build.mkdir(parents=True, exist_ok=True)
     with open(build / ".lock", "w") as lock:

@@ -5,11 +5,13 @@ rings. The stack table already has the stacks, except in the case "new stacks". 
 difference between two loops, one twice as long as the other, so that the code around the loop
 cancels out.
 
-The processor counts, if the system lets us read its counters. Otherwise callgrind does, but only
-for the core, because torch is too large for it. To print the figures, run `pytest -rP` with the
-tests that use this module, or
+The processor counts, if the system lets us read its counters. Otherwise callgrind does for the
+core, because torch is too large for it. Forward stacks need torch's autograd: for these, the
+processor then traps after each instruction. To print the figures, run `pytest -rP` with the tests
+that use this module, or
 
     python tests/helpers/instructions.py cpu
+    python tests/helpers/instructions.py forward
     tests/devices/simulate cuda PYTHON tests/helpers/instructions.py cuda
 """
 
@@ -24,7 +26,6 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +44,12 @@ class CannotCountError(Exception):
 
 
 class Counter(Protocol):
-    """A counter of instructions from start() to stop(), on the thread that created it."""
+    """A counter of instructions from start() to stop(), on the thread that created it.
+
+    `pairs` is how many it counts at a time.
+    """
+
+    pairs: int
 
     def start(self) -> None: ...
     def stop(self) -> int: ...
@@ -78,6 +84,8 @@ class _Attributes(ctypes.Structure):
 
 class HardwareCounter:
     """The processor's count of this thread's instructions in user space."""
+
+    pairs = PAIRS
 
     def __init__(self) -> None:
         number = PERF_EVENT_OPEN.get(platform.machine())
@@ -125,6 +133,8 @@ class Callgrind:
     Whenever getppid() is called, callgrind writes its count so far to a file and restarts at zero.
     """
 
+    pairs = PAIRS
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._dumps = 0
@@ -146,14 +156,38 @@ class Callgrind:
         return int(total)
 
 
+class Steps:
+    """A count by traps after each instruction (steps.cpp), which take microseconds each."""
+
+    pairs = 20
+
+    def __init__(self, folder: Path) -> None:
+        source, library = Path(__file__).with_name("steps.cpp"), folder / "steps.so"
+        subprocess.run(["g++", "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
+        steps = ctypes.CDLL(str(library))
+        steps.stop_steps.restype = ctypes.c_uint64
+        self.start, self.stop = steps.start_steps, steps.stop_steps
+
+
+class Uncounted:
+    """Counts nothing, while the ring and the stack table fill."""
+
+    pairs = 0
+
+    def start(self) -> None: ...
+
+    def stop(self) -> int:
+        return 0
+
+
 def count(device: str, way: str, folder: Path) -> dict[str, Figure]:
     """Count the instructions added to a pair, by case, in a separate process.
 
     Args:
-        device: "cpu" for the core without an allocator; "cuda" or "npu" for torch's caching
-            allocator.
-        way: "hardware" or "callgrind".
-        folder: The folder for callgrind's files.
+        device: "cpu" for the core without an allocator; "forward" for the core with autograd's
+            library; "cuda" or "npu" for torch's caching allocator.
+        way: "hardware"; else callgrind counts on the CPU, and traps count with autograd.
+        folder: The folder for files of the counter.
 
     Raises:
         CannotCountError: Instructions cannot be counted in this way on this machine.
@@ -162,7 +196,10 @@ def count(device: str, way: str, folder: Path) -> dict[str, Figure]:
     if way == "hardware":
         HardwareCounter().close()
     else:
-        command = Callgrind.command(folder)
+        if device == "cpu":
+            command = Callgrind.command(folder)
+        elif platform.machine() != "x86_64":
+            raise CannotCountError(f"no traps (not known: {platform.machine()})")
         arguments.append(str(folder))
     done = subprocess.run(
         [*command, sys.executable, __file__, *arguments],
@@ -282,20 +319,30 @@ def torch_pairs(device: str) -> Body:
     return body
 
 
-def attach_fake_autograd(folder: Path) -> ctypes.CDLL:
-    """Compile and attach a library that stands in for the one that reads autograd's state."""
-    source, library = Path(__file__).with_name("fake_autograd.cpp"), folder / "fake_autograd.so"
-    include = Path(__file__).parents[2] / "csrc"
-    command = ["g++", "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(library)]
-    subprocess.run(command, check=True)
-    _core.attach_autograd(str(library))
-    return ctypes.CDLL(str(library))
+def pairs_with_nodes(counter: Counter, pairs: int) -> int:
+    """Make pairs as an accelerator's hook does; before each, autograd numbers a new node."""
+    import torch
+
+    libtorch = ctypes.CDLL(f"{Path(torch.__file__).parent}/lib/libtorch_cpu.so")
+    number_node = libtorch._ZN2at15sequence_number17get_and_incrementEv
+    record, record_free = _core.testing.record, _core.testing.record_free
+    counter.start()
+    for _ in range(pairs):
+        number_node()
+        record(ALLOC, ADDRESS, 512, 0)
+        record_free(ADDRESS, 512, 0)
+    return counter.stop()
 
 
 def per_pair(counter: Counter, body: Body, frames: int) -> float:
-    at_depth(frames, body, counter, PAIRS)  # fills the ring and the stack table
-    once = at_depth(frames, body, counter, PAIRS)
-    return (at_depth(frames, body, counter, 2 * PAIRS) - once) / PAIRS
+    counts = []
+    for used, pairs in (
+        (Uncounted(), PAIRS),
+        (counter, counter.pairs),
+        (counter, 2 * counter.pairs),
+    ):
+        counts.append(at_depth(frames, body, used, pairs))  # from one line: with one stack
+    return (counts[2] - counts[1]) / counter.pairs
 
 
 def added(
@@ -318,14 +365,37 @@ def added(
     recorder.stop()
     return {
         "instructions": round(on - off, 1),
-        "events": counts["recorded"] / (4 * PAIRS),
+        "events": counts["recorded"] / (PAIRS + 3 * counter.pairs),
         "frames": [len(recorder.frames(stack)) for stack in stacks],
     }
 
 
-def _engine_run_backward(*arguments: Any) -> Figure:
-    """Count in a call of autograd's engine, which has the name of torch's function."""
-    return added(*arguments)
+def in_a_kernel(*arguments: Any) -> Figure:
+    """Count as in a kernel that autograd has called in a forward pass."""
+    import torch
+
+    with torch._C._AutoDispatchBelowAutograd():
+        return added(*arguments)
+
+
+def in_a_node(*arguments: Any) -> Figure:
+    """Count in a node that autograd's engine runs."""
+    import torch
+
+    figures = []
+
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            figures.append(added(*arguments))
+            return gradient
+
+    torch.autograd.backward(Counts.apply(torch.ones((), requires_grad=True)))
+    return figures[0]
 
 
 # By name: the body that makes the pairs, the number of Python frames, and the option `context`.
@@ -339,11 +409,11 @@ CORE = {
     "accelerator, 40 frames": (accelerator_pairs, 40, "all"),
     "new stacks, 20 frames": (new_stacks, 17, "all"),
 }
-# With forward stacks, by name: what autograd runs (fake_autograd.cpp), and what counts.
+# With forward stacks, by name: what counts, the body and the number of frames.
 FORWARD = {
-    "accelerator, 5 frames, forward stacks": (0, added, 5),
-    "accelerator, 5 frames, forward stacks, a new node": (1, added, 5),
-    "accelerator, 6 frames, forward stacks, in a node": (2, _engine_run_backward, 6),
+    "forward stacks, 5 frames": (added, accelerator_pairs, 5),
+    "forward stacks, 7 frames, a new node": (in_a_kernel, pairs_with_nodes, 7),
+    "forward stacks, 12 frames, in a node": (in_a_node, accelerator_pairs, 12),
 }
 TORCH = {
     "without stacks": (5, None),
@@ -355,21 +425,22 @@ TORCH = {
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] not in (["cpu"], ["cuda"], ["npu"]):
+    if sys.argv[1:2] not in (["cpu"], ["forward"], ["cuda"], ["npu"]):
         sys.exit(__doc__)
     gc.disable()
     backend, *folder = sys.argv[1:]
-    way: Counter = Callgrind(Path(folder[0])) if folder else HardwareCounter()
+    without_counters = Steps if backend == "forward" else Callgrind
+    way: Counter = without_counters(Path(folder[0])) if folder else HardwareCounter()
     results: dict[str, Figure] = {}
     if backend == "cpu":
         for name, case in CORE.items():
             index = 0 if name.startswith("accelerator") else _core.CPU_DEVICE
             results[name] = added(way, index, *case)
-        with tempfile.TemporaryDirectory() as place:
-            library = attach_fake_autograd(Path(place))
-            for name, (mode, added_by, frames) in FORWARD.items():
-                ctypes.c_int.in_dll(library, "fake_autograd_mode").value = mode
-                results[name] = added_by(way, 0, accelerator_pairs, frames, "all", True)
+    elif backend == "forward":
+        hook_attach = importlib.import_module("pytracer.backends.hook_attach")
+        hook_attach.HOOKS.attach_autograd(build=True)
+        for name, (added_by, body, frames) in FORWARD.items():
+            results[name] = added_by(way, 0, body, frames, "all", True)
     else:
         body = torch_pairs(backend)
         for name, (frames, context) in TORCH.items():

@@ -85,6 +85,12 @@ PATHS = {
     "in_a_cycle_that_is_held": "kept[0].kept of in_a_cycle_that_is_held()",
 }
 
+if sys.version_info >= (3, 14):  # whose frames tell all values of expressions
+    PATHS |= {
+        "in_the_arguments_of_a_module": "a temporary value of in_the_arguments_of_a_module()",
+        "in_a_list_that_is_an_argument": "an unnamed list[0] of in_a_list_that_is_an_argument()",
+    }
+
 
 @pytest.fixture(scope="module")
 def programs() -> Any:
@@ -107,6 +113,32 @@ def test_who_holds_an_object(program: str, programs: Any) -> None:
     # torch numbers the hooks of all modules of a process.
     found = re.sub(r"(?<=_forward_hooks)\[\d+\]", "[0]", found)
     assert found == PATHS[program]
+
+
+def test_a_frame_that_calls_init_has_no_globals() -> None:
+    # GIVEN a class whose calls Python has specialised, and frames that leave values in their places
+    class Held:
+        def __init__(self, look: bool) -> None:
+            self.found = _core.holders_of([self], [], [], 30.0) if look else []
+
+    def leave_values(depth: int) -> None:
+        for _ in [1, 2]:
+            for _ in [1, 2]:
+                for _ in [1, 2]:
+                    for _ in [1, 2]:
+                        return leave_values(depth - 1) if depth else None
+
+    def make(look: bool) -> Held:
+        return Held(look)
+
+    for _ in range(100):
+        make(False)
+    # WHEN / THEN
+    for depth in range(12):
+        leave_values(depth)
+        (found,) = make(True).found
+        assert found.startswith("self of ")
+        assert found.endswith(".Held.__init__()")
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -153,7 +185,7 @@ class _KeptInCpp(torch.nn.Module):
         return count
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
 def test_another_process_may_have_memory_that_no_tensor_has(tmp_path: Path) -> None:
     # GIVEN memory that C++ keeps
     with Tracer(device="cpu") as tracer:

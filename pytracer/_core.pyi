@@ -18,9 +18,9 @@ CATEGORY_RULES: tuple[str, ...]
 # cuBLASLt's; and how many more there are.
 def workspaces() -> tuple[list[tuple[int, int, bool]], int]: ...
 
-# Weak references to the objects of these types, and of types that inherit from them, that the
-# collector knows: the index of the type, the id of the object, and the reference.
-def live_references(*kinds: type) -> list[tuple[int, int, ref[Any]]]: ...
+# The objects of each of these types, and of types that inherit from them, that the collector knows:
+# the ids, and weak references.
+def live_references(*kinds: type) -> list[list[tuple[int, ref[Any]]]]: ...
 def is_alive(reference: ref[Any]) -> bool: ...
 
 # The names of the classes of objects, and of all classes that these inherit from.
@@ -53,12 +53,17 @@ def copy_models(
     uses: bool,
 ) -> tuple[list[Any], list[Any], int]: ...
 
+class LiveBlocks:
+    """The live blocks of devices at one instant."""
+
 # Which tensors have no owner, and who keeps them: csrc/tensors/kept.h.
 def kept_tensors(
     torch: ModuleType,
-    checkpoint: ModuleType | None,
+    kinds: tuple[type | None, type | None, type | None],
     owned: list[tuple[int, int, int]],
     devices: set[int],
+    known: set[int],
+    blocks: LiveBlocks | None,
     graph_passes: int | None,
     nodes: int,
     graph_seconds: float,
@@ -70,11 +75,6 @@ def kept_tensors(
     unnamed: list[str],
     roots: list[ref[Any]],
 ) -> dict[str, Any]: ...
-
-# The names of containers that hold at most so many items, how many they have, and may have.
-def bounded_containers(
-    only_lists: bool, hidden: list[str], seconds: float
-) -> list[tuple[str, int, int]]: ...
 
 # Has the main thread call `call` once, soon after the first event whose stack has this code object.
 def call_when_seen(code: CodeType, call: Callable[[], object]) -> None: ...
@@ -225,6 +225,7 @@ class Session:
     # Returns the view of the window that ends; the next one, in `step`, begins at the same instant.
     def end_window(self, history: bool, step: int, owners: Owners | None = None) -> View: ...
     def mark(self) -> list[Mark]: ...  # before the owners of a view's blocks are read
+    def live_blocks(self) -> LiveBlocks: ...
     def begin_step(self, number: int, replaces: bool = False) -> None: ...  # 0: no step
     def events(self) -> npt.NDArray[np.void]: ...
     def frames(self, stack: int) -> list[tuple[str, str, int]]: ...  # raises IndexError

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,15 +54,21 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
   return py::make_tuple(found_modules, found_optimizers, copy.unread());
 }
 
-// See tensors/kept.h. Each of `owned` is (address, bytes, device). `graph_passes`: graphs are read if no more
-// other threads run a backward pass; None: they are not read.
-py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, const py::list& owned,
-                      const std::set<int>& devices, const std::optional<size_t>& graph_passes, size_t nodes,
+// See tensors/kept.h. Each of `owned` is (address, bytes, device). `known`: the devices of which `blocks` has all
+// live blocks. `graph_passes`: graphs are read if no more other threads run a backward pass; None: they are not read.
+// `kinds`: the classes of torch.utils.checkpoint's regions, modules and optimizers; None: not imported.
+py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& kinds, const py::list& owned,
+                      const std::set<int>& devices, const std::set<int>& known, const LiveBlocks* blocks,
+                      const std::optional<size_t>& graph_passes, size_t nodes,
                       double graph_seconds, size_t tensors, size_t looked, bool has_hidden, double seconds,
                       const std::vector<std::string>& hidden,
                       const std::vector<std::string>& unnamed, const py::list& roots) {
-  KeptOptions options{{}, devices, false, {nodes, graph_seconds}, tensors, looked, has_hidden, {seconds},
-                      {hidden, unnamed}, {}};
+  const auto type_of = [](const py::object& kind) {
+    return PyType_Check(kind.ptr()) ? reinterpret_cast<PyTypeObject*>(kind.ptr()) : nullptr;
+  };
+  KeptOptions options{{}, devices, {}, false, {nodes, graph_seconds}, tensors, looked, has_hidden, {seconds},
+                      {hidden, unnamed}, {}, type_of(kinds[0]), type_of(kinds[1]), type_of(kinds[2])};
+  for (const int device : known) options.blocks.of_device[device] = blocks->of_device.at(device);
   for (const py::handle& each : owned) {
     const auto owner = py::reinterpret_borrow<py::tuple>(each);
     const auto address = owner[0].cast<uint64_t>();
@@ -73,10 +80,8 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   {
     const NoCollection guard;
     const ThreadsNow threads;
-    const py::object all = all_objects();
     options.reads_graphs = graph_passes && !are_others_in_backward(*graph_passes);
-    kept = read_kept(reader, torch, checkpoint, std::move(options), all.ptr(), threads.frames.ptr(),
-                     threads.exceptions.ptr());
+    kept = read_kept(reader, torch, std::move(options), threads.frames.ptr(), threads.exceptions.ptr());
   }
   py::list saved;
   for (const Graphs::Saved& each : kept.saved) {
@@ -87,7 +92,8 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   return py::dict("saved"_a = saved, "graphs"_a = graphs, "later"_a = kept.later, "holders"_a = kept.holders,
                   "tensors"_a = kept.tensors, "roots"_a = kept.roots, "unsearched"_a = kept.unsearched,
                   "has_all"_a = kept.has_all, "has_all_graphs"_a = kept.has_all_graphs,
-                  "unread"_a = kept.unread, "futures"_a = kept.futures,
+                  "unread"_a = kept.unread, "futures"_a = kept.futures, "modules"_a = kept.modules,
+                  "optimizers"_a = kept.optimizers,
                   "have_gradients_graphs"_a = kept.have_gradients_graphs);
 }
 
@@ -143,8 +149,9 @@ void register_tensors(py::module_& core) {
       .def_readonly("is_gradient_unread", &TensorCopy::is_gradient_unread);
   core.def("copy_models", &copy_models, py::arg("torch"), py::arg("modules"), py::arg("optimizers"),
            py::arg("rule"), py::arg("steppers"), py::arg("uses"));
-  core.def("kept_tensors", &kept_tensors, py::arg("torch"), py::arg("checkpoint"), py::arg("owned"),
-           py::arg("devices"), py::arg("graph_passes"), py::arg("nodes"), py::arg("graph_seconds"),
+  py::class_<LiveBlocks>(core, "LiveBlocks");
+  core.def("kept_tensors", &kept_tensors, py::arg("torch"), py::arg("kinds"), py::arg("owned"),
+           py::arg("devices"), py::arg("known"), py::arg("blocks"), py::arg("graph_passes"), py::arg("nodes"), py::arg("graph_seconds"),
            py::arg("tensors"), py::arg("looked"), py::arg("has_hidden"), py::arg("seconds"), py::arg("hidden"),
            py::arg("unnamed"), py::arg("roots"));
   core.def("parameter_number", &parameter_number, py::arg("module"), py::arg("name"));

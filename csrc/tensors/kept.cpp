@@ -4,6 +4,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "holders/objects.h"
 #include "tensors/model_copy.h"
 
 namespace pytracer {
@@ -26,6 +27,42 @@ class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {}
 
+  Kept run(const py::object& torch, PyObject* frames, PyObject* exceptions) {
+    if (!has_unexplained() && options_.roots.empty()) return std::move(kept_);
+    const py::object function = torch.attr("_C").attr("_FunctionBase");
+    const ObjectsNow objects({tensors_.type(), reinterpret_cast<PyTypeObject*>(function.ptr()), options_.region,
+                              options_.module, options_.optimizer});
+    const std::vector<PyObject*>& tensors = objects.instances[0];
+    kept_.modules = references_to(objects.instances[3]);
+    kept_.optimizers = references_to(objects.instances[4]);
+    if (options_.reads_graphs) {
+      Graphs graphs(tensors_, torch, options_.graphs);
+      graphs.read(tensors, objects.instances[1], objects.instances[2]);
+      add_graphs(graphs);
+    }  // the nodes are dropped: a search counts references
+    choose(tensors);
+    options_.search.wants_opaque = has_unexplained();
+    const size_t first_root = targets_.size();
+    for (PyObject* reference : options_.roots) {
+      if (PyObject* const root = referent(reference)) targets_.push_back(root);
+    }
+    const FoundHolders found =
+        find_holders(targets_, nullptr, objects.all, frames, exceptions, options_.folders, options_.search);
+    for (size_t i = first_root; i < targets_.size(); ++i) {
+      kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
+    }
+    name(found);
+    for (const auto& [object, text] : found.opaque) {
+      if (PyCapsule_CheckExact(object)) {
+        name_capsule(object, text);
+      } else if (text != kTemporary) {
+        kept_.futures.push_back(text);
+      }
+    }
+    return std::move(kept_);
+  }
+
+ private:
   // Adds the memory that graphs keep, unless a tensor with an owner has a part of it: the weights of a
   // layer are kept too, and all parameters of FSDP1 are in one storage.
   void add_graphs(Graphs& graphs) {
@@ -48,43 +85,44 @@ class KeptSearch {
     graph_of_ = std::move(graphs.graph_of);
   }
 
-  Kept run(PyObject* objects, PyObject* frames, PyObject* exceptions) {
-    choose(objects);
-    const size_t first_root = targets_.size();
-    for (PyObject* reference : options_.roots) {
-      if (PyObject* const root = referent(reference)) targets_.push_back(root);
-    }
-    const FoundHolders found =
-        find_holders(targets_, nullptr, objects, frames, exceptions, options_.folders, options_.search);
-    for (size_t i = first_root; i < targets_.size(); ++i) {
-      kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
-    }
-    name(found);
-    for (const auto& [object, text] : found.opaque) {
-      if (PyCapsule_CheckExact(object)) {
-        name_capsule(object, text);
-      } else if (text != kTemporary) {
-        kept_.futures.push_back(text);
-      }
-    }
-    return std::move(kept_);
+  bool has_owner(const StorageBegin& begin) const {
+    const auto next = options_.owned.upper_bound(begin);
+    return next != options_.owned.begin() && std::prev(next)->first.first == begin.first &&
+           begin.second < std::prev(next)->second;
   }
 
- private:
+  // Null: not all live blocks of a device are known.
+  const std::vector<LiveBlock>* blocks_of(int device) const {
+    const auto known = options_.blocks.of_device.find(device);
+    return known == options_.blocks.of_device.end() ? nullptr : &known->second;
+  }
+
+  // Whether a live block may have neither an owner nor a tensor whose holder is searched.
+  bool has_unexplained() const {
+    const auto is_unexplained = [this](int device, const LiveBlock& block) {
+      const auto target = ends_.lower_bound({device, block.address});
+      const bool has_target = target != ends_.end() && target->first < StorageBegin(device, block.address + block.size);
+      return !has_target && !has_owner({device, block.address});
+    };
+    return std::any_of(options_.devices.begin(), options_.devices.end(), [&](int device) {
+      const std::vector<LiveBlock>* const blocks = blocks_of(device);
+      return blocks == nullptr || std::any_of(blocks->begin(), blocks->end(), [&](const LiveBlock& block) {
+               return is_unexplained(device, block);
+             });
+    });
+  }
+
   bool is_wanted(const StorageBegin& begin) const {
-    if (options_.devices.count(begin.first) == 0) return false;
-    auto place = options_.owned.upper_bound(begin);
-    if (place == options_.owned.begin()) return true;
-    --place;
-    return place->first.first != begin.first || begin.second >= place->second;
+    if (options_.devices.count(begin.first) == 0 || has_owner(begin)) return false;
+    const std::vector<LiveBlock>* const blocks = blocks_of(begin.first);
+    if (blocks == nullptr) return true;
+    const auto next = std::partition_point(blocks->begin(), blocks->end(), [&](const LiveBlock& block) {
+      return block.address <= begin.second;
+    });
+    return next != blocks->begin() && begin.second - std::prev(next)->address < std::prev(next)->size;
   }
 
-  void choose(PyObject* objects) {
-    std::vector<PyObject*> all;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
-      PyObject* const object = PyList_GET_ITEM(objects, i);
-      if (tensors_.is_tensor(object)) all.push_back(object);
-    }
+  void choose(const std::vector<PyObject*>& all) {
     const size_t first = all.size() - std::min(all.size(), options_.looked);
     kept_.has_all = first == 0 && !options_.has_hidden;
     std::set<uintptr_t> keepers;
@@ -197,17 +235,9 @@ class KeptSearch {
 
 }  // namespace
 
-Kept read_kept(TensorReader& tensors, const py::object& torch, const py::object& checkpoint,
-               KeptOptions options, PyObject* objects, PyObject* frames, PyObject* exceptions) {
-  const bool reads_graphs = options.reads_graphs;
-  const GraphBounds bounds = options.graphs;
-  KeptSearch search(tensors, std::move(options));
-  if (reads_graphs) {
-    Graphs graphs(tensors, torch, checkpoint, bounds);
-    graphs.read(objects);
-    search.add_graphs(graphs);
-  }  // the nodes are dropped: a search counts references
-  return search.run(objects, frames, exceptions);
+Kept read_kept(TensorReader& tensors, const py::object& torch, KeptOptions options, PyObject* frames,
+               PyObject* exceptions) {
+  return KeptSearch(tensors, std::move(options)).run(torch, frames, exceptions);
 }
 
 }  // namespace pytracer

@@ -42,6 +42,7 @@ class TensorReader {
   // `torch`: the module. Throws py::error_already_set if it has no tensors.
   explicit TensorReader(const py::object& torch);
 
+  PyTypeObject* type() const { return type_; }
   bool is_tensor(PyObject* object) const { return PyType_IsSubtype(Py_TYPE(object), type_) != 0; }
   // Adds the memory of a tensor: several parts if it consists of tensors.
   Result read(PyObject* tensor, std::vector<TensorMemory>& parts, bool with_storage = false,
@@ -49,7 +50,6 @@ class TensorReader {
   // Adds the memory of a tensor of two dense ones. RELEASES THE GIL.
   Result read_sparse(PyObject* tensor, std::vector<TensorMemory>& parts);
   // Whether these tensors, which share a storage, are all that has it: no other object, no C++.
-  // A list of all objects exists.
   bool are_all_of_storage(const std::vector<PyObject*>& tensors);
 
   py::object gradient(PyObject* tensor) { return get(grad_, tensor); }  // null: none

@@ -53,17 +53,14 @@ def copy_models(
     uses: bool,
 ) -> tuple[list[Any], list[Any], int]: ...
 
-class LiveBlocks:
-    """The live blocks of devices at one instant."""
-
 # Which tensors have no owner, and who keeps them: csrc/tensors/kept.h.
 def kept_tensors(
     torch: ModuleType,
     kinds: tuple[type | None, type | None, type | None],
     owned: list[tuple[int, int, int]],
     devices: set[int],
-    known: set[int],
-    blocks: LiveBlocks | None,
+    session: Session | None,
+    allocated: dict[int, int],
     graph_passes: int | None,
     nodes: int,
     graph_seconds: float,
@@ -78,13 +75,6 @@ def kept_tensors(
 
 # Has the main thread call `call` once, soon after the first event whose stack has this code object.
 def call_when_seen(code: CodeType, call: Callable[[], object]) -> None: ...
-
-# Who holds each of these objects: "losses[41] of main()"; "": nobody was found. Nobody else may
-# refer to the list. Variables of functions in files of the folders `hidden` do not count; what only
-# those in `unnamed` have is "a temporary value".
-def holders_of(
-    objects: list[Any], hidden: list[str], unnamed: list[str], seconds: float
-) -> list[str]: ...
 
 class Mark:
     """An instant of one device, from `Session.mark`."""
@@ -225,7 +215,6 @@ class Session:
     # Returns the view of the window that ends; the next one, in `step`, begins at the same instant.
     def end_window(self, history: bool, step: int, owners: Owners | None = None) -> View: ...
     def mark(self) -> list[Mark]: ...  # before the owners of a view's blocks are read
-    def live_blocks(self) -> LiveBlocks: ...
     def begin_step(self, number: int, replaces: bool = False) -> None: ...  # 0: no step
     def events(self) -> npt.NDArray[np.void]: ...
     def frames(self, stack: int) -> list[tuple[str, str, int]]: ...  # raises IndexError

@@ -7,18 +7,20 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace pytracer {
 
 class ObjectsNow {
  public:
-  // `wanted`: types whose objects are looked for; null: none. The collector must not run meanwhile. Throws
-  // std::bad_alloc.
-  explicit ObjectsNow(const std::vector<PyTypeObject*>& wanted) : instances(wanted.size()), wanted_(wanted) {
+  // `wanted`: types whose objects are looked for; something else has none. The collector must not run meanwhile.
+  // Throws std::bad_alloc.
+  explicit ObjectsNow(const std::vector<PyObject*>& wanted) : instances(wanted.size()), wanted_(wanted) {
 #if PY_VERSION_HEX >= 0x030c0000
     PyUnstable_GC_VisitObjects(
         [](PyObject* object, void* self) { return static_cast<ObjectsNow*>(self)->add(object) ? 1 : 0; }, this);
@@ -63,23 +65,16 @@ class ObjectsNow {
   }
 
   size_t index_of(PyTypeObject* type) noexcept {
-    Known& known = known_[reinterpret_cast<uintptr_t>(type) / alignof(PyTypeObject) % known_.size()];
-    if (known.type != type) {
-      known = {type, 0};
-      while (known.index < wanted_.size() &&
-             (wanted_[known.index] == nullptr || !PyType_IsSubtype(type, wanted_[known.index]))) {
-        ++known.index;
-      }
-    }
-    return known.index;
+    auto& [known, index] = known_[reinterpret_cast<uintptr_t>(type) / alignof(PyTypeObject) % known_.size()];
+    if (std::exchange(known, type) == type) return index;
+    const auto is_base = [type](PyObject* each) {
+      return PyType_Check(each) && PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(each)) != 0;
+    };
+    return index = std::find_if(wanted_.begin(), wanted_.end(), is_base) - wanted_.begin();
   }
 
-  struct Known {
-    PyTypeObject* type;
-    size_t index;  // of the type that it inherits from
-  };
-  const std::vector<PyTypeObject*> wanted_;
-  std::array<Known, 1021> known_{};
+  const std::vector<PyObject*> wanted_;
+  std::array<std::pair<PyTypeObject*, size_t>, 1021> known_{};  // which of them a type inherits from
   bool is_whole_ = true;
 };
 

@@ -119,8 +119,8 @@ std::pair<Py_ssize_t, Py_ssize_t> length_and_bound_of_cache(PyObject* cache) {
 }
 
 bool is_plain(PyObject* item) {
-  return PyBool_Check(item) || PyLong_CheckExact(item) || PyFloat_CheckExact(item) ||
-         PyUnicode_CheckExact(item) || PyBytes_CheckExact(item);
+  return PyBool_Check(item) || PyLong_CheckExact(item) || PyFloat_CheckExact(item) || PyUnicode_CheckExact(item) ||
+         PyBytes_CheckExact(item);
 }
 
 }  // namespace

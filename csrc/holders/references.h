@@ -44,9 +44,10 @@ std::string context_variable(PyObject* context, PyObject* value);
 // Writes how objects refer to each other, and remembers what it looked for last.
 class ReferenceTexts {
  public:
-  // Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache", " (inside a deque, 2 of at most
-  // 9)" of a container of Python's own types that holds at most so many items. `is_attributes`: whether `holder` is the dict of attributes of what the path leads to; set to whether `held` is the
-  // one of `holder`, which then adds nothing.
+  // Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache", or " (inside a deque, 2 of at most
+  // 9)" for a container of Python's own types that holds at most so many items. `is_attributes`: whether `holder` is
+  // the dict of attributes of what the path leads to; set to whether `held` is the one of `holder`, which then adds
+  // nothing.
   // First for each path: begin().
   void append(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes);
 

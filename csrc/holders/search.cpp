@@ -39,9 +39,9 @@ struct Node {
 
 class Search {
  public:
-  Search(const std::vector<PyObject*>& targets, PyObject* list, const std::vector<PyObject*>& objects, Roots roots,
+  Search(const std::vector<PyObject*>& targets, const std::vector<PyObject*>& objects, Roots roots,
          const SearchBounds& bounds)
-      : roots_(std::move(roots)), targets_(targets), list_(list), objects_(objects), bounds_(bounds),
+      : roots_(std::move(roots)), targets_(targets), objects_(objects), bounds_(bounds),
         most_nodes_(3 * targets.size() + bounds.holders),
         future_types_{variable_of_module("torch._C", "Future"), variable_of_module("torch.futures", "Future")} {
     nodes_.reserve(targets.size());
@@ -153,11 +153,9 @@ class Search {
       nodes_[number].is_cut = true;  // its variables are roots, and its function may be hidden
       return;
     }
-    if (asked_ != list_) note_holder(number);
-    Node& node = nodes_[number];
-    if (++node.references != Py_REFCNT(object)) return;
-    node.is_known = true;
-    --unknown_;
+    note_holder(number);
+    nodes_[number].is_known = ++nodes_[number].references == Py_REFCNT(object);
+    unknown_ -= nodes_[number].is_known;
   }
 
   // The collector does not know arrays of numpy, whose elements may be objects, nor dicts that have
@@ -369,7 +367,6 @@ class Search {
   ReferenceTexts texts_;
   int cycles_left_ = 1'000'000;                     // how many more objects of cycles are looked at
   const std::vector<PyObject*>& targets_;
-  PyObject* const list_;
   const std::vector<PyObject*>& objects_;
   const SearchBounds bounds_;
   const ThreadClock clock_;
@@ -394,11 +391,10 @@ class Search {
 
 }  // namespace
 
-FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list,
-                          const std::vector<PyObject*>& objects, PyObject* frames, PyObject* exceptions,
-                          const Folders& folders, const SearchBounds& bounds) {
+FoundHolders find_holders(const std::vector<PyObject*>& targets, const std::vector<PyObject*>& objects,
+                          PyObject* frames, PyObject* exceptions, const Folders& folders, const SearchBounds& bounds) {
   if (!kVariablesAreKnown) return {std::vector<std::string>(targets.size()), true};
-  return Search(targets, list, objects, Roots(frames, exceptions, folders), bounds).run();
+  return Search(targets, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 
 }  // namespace pytracer

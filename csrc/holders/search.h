@@ -40,9 +40,9 @@ constexpr const char* kTensorCapsule = "dltensor";
 
 // Returns who holds each target; nobody if !kVariablesAreKnown. Throws std::bad_alloc.
 //
-// `objects`: all of the collector, borrowed. `list`: one that does not count as a holder, or null. `frames`, `exceptions` and `folders`: as for Roots. The collector must not run meanwhile.
-FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list,
-                          const std::vector<PyObject*>& objects, PyObject* frames, PyObject* exceptions,
-                          const Folders& folders, const SearchBounds& bounds);
+// `objects`: all of the collector, borrowed. `frames`, `exceptions` and `folders`: as for Roots. The collector must not
+// run meanwhile.
+FoundHolders find_holders(const std::vector<PyObject*>& targets, const std::vector<PyObject*>& objects,
+                          PyObject* frames, PyObject* exceptions, const Folders& folders, const SearchBounds& bounds);
 
 }  // namespace pytracer

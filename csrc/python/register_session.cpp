@@ -165,7 +165,6 @@ void register_session(py::module_& core) {
           py::call_guard<OutsideGil>())
       .def("stop", &Session::stop, py::call_guard<OutsideGil>())
       .def("mark", &Session::mark, py::call_guard<OutsideGil>())
-      .def("live_blocks", &Session::live_blocks, py::call_guard<OutsideGil>())
       .def("clear", &Session::clear, py::call_guard<OutsideGil>())
       .def(
           "view",

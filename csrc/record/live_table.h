@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "support/linear_hash.h"
@@ -36,10 +35,6 @@ struct LiveBlock {
   uint8_t state;   // LiveTable's own, as all that follows
   uint32_t next;   // chain link
   uint32_t epoch;  // the number of freezes and marks before it was entered
-};
-
-struct LiveBlocks {
-  std::map<int, std::vector<LiveBlock>> of_device;  // by address
 };
 
 class LiveTable {

@@ -321,15 +321,15 @@ std::vector<DeviceLog::Mark> Session::mark() {
   return marks;
 }
 
-LiveBlocks Session::live_blocks() {
-  LiveBlocks found;
+std::map<int, std::vector<LiveBlock>> Session::live_blocks() {
+  std::map<int, std::vector<LiveBlock>> found;
   if (!is_ours()) return found;
   std::lock_guard lock(registry_.control());
   for (const Cursor& cursor : cursors_) {
     DeviceLog::Capture now;
     cursor.log->begin_capture(now);
     cursor.log->finish_capture(now);
-    found.of_device[cursor.log->device()] = std::move(now.blocks);
+    found[cursor.log->device()] = std::move(now.blocks);
   }
   return found;
 }

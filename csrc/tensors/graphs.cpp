@@ -19,35 +19,26 @@ py::object attribute_of(PyObject* object, const char* name) {
 
 void Graphs::read(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions,
                   const std::vector<PyObject*>& checkpoints) {
-  begin(tensors, functions);
+  waiting_.emplace_back(current_, 0);
+  for (PyObject* each : functions) waiting_.emplace_back(py::reinterpret_borrow<py::object>(each), 0);
+  for (PyObject* each : tensors) begin(each);  // their nodes come first, because they tell what keeps a node
   walk();
   for (PyObject* each : checkpoints) read_checkpoint(each);
   for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
   for (auto& [tensor, graph] : graph_of) graph = first_of(graph);
 }
 
-void Graphs::begin(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions) {
-  const auto has_room = [this](size_t waiting) {
-    is_complete = is_complete && waiting < bounds_.nodes;  // asking a tensor makes an object of its node too
-    return is_complete;
-  };
-  std::vector<std::pair<py::object, uintptr_t>> of_tensors;  // come first, because they tell what keeps a node
-  for (size_t i = 0; i < tensors.size() && has_room(of_tensors.size()); ++i) {
-    py::object node = tensors_.node(tensors[i]);
-    if (!node) continue;
-    const auto number = reinterpret_cast<uintptr_t>(tensors[i]);
-    const auto [place, is_first] = made_by_.try_emplace(node.ptr(), number);
-    if (is_first) {
-      of_tensors.emplace_back(std::move(node), number);
-    } else {  // another view of the same tensor
-      later[number] = graph_of[number] = place->second;
-    }
+void Graphs::begin(PyObject* tensor) {
+  is_complete = is_complete && made_by_.size() < bounds_.nodes;  // asking a tensor makes an object of its node too
+  py::object node = is_complete ? tensors_.node(tensor) : py::object();
+  if (!node) return;
+  const auto number = reinterpret_cast<uintptr_t>(tensor);
+  const auto [place, is_first] = made_by_.try_emplace(node.ptr(), number);
+  if (is_first) {
+    waiting_.emplace_back(std::move(node), number);
+  } else {  // another view of the same tensor
+    later[number] = graph_of[number] = place->second;
   }
-  waiting_.emplace_back(current_, 0);
-  for (size_t i = 0; i < functions.size() && has_room(of_tensors.size() + i); ++i) {
-    waiting_.emplace_back(py::reinterpret_borrow<py::object>(functions[i]), 0);
-  }
-  waiting_.insert(waiting_.end(), of_tensors.begin(), of_tensors.end());
 }
 
 void Graphs::walk() {

@@ -53,7 +53,7 @@ class Graphs {
     bool has_next;  // a node without others ends the graphs, as that of a parameter does
   };
 
-  void begin(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions);
+  void begin(PyObject* tensor);
   void walk();
   bool follow(const py::object& node, uintptr_t kept_by);
   void read_node(PyObject* node, uintptr_t kept_by);

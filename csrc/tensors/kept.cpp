@@ -25,13 +25,14 @@ constexpr int32_t kDLCPU = 1;
 
 class KeptSearch {
  public:
-  KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {}
+  KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
+    std::sort(options_.owned.begin(), options_.owned.end());
+  }
 
   Kept run(const py::object& torch, PyObject* frames, PyObject* exceptions) {
     if (!has_unexplained() && options_.roots.empty()) return std::move(kept_);
-    const py::object function = torch.attr("_C").attr("_FunctionBase");
-    const ObjectsNow objects({tensors_.type(), reinterpret_cast<PyTypeObject*>(function.ptr()), options_.region,
-                              options_.module, options_.optimizer});
+    const py::object tensor = torch.attr("Tensor"), function = torch.attr("_C").attr("_FunctionBase");
+    const ObjectsNow objects({tensor.ptr(), function.ptr(), options_.region, options_.module, options_.optimizer});
     const std::vector<PyObject*>& tensors = objects.instances[0];
     kept_.modules = references_to(objects.instances[3]);
     kept_.optimizers = references_to(objects.instances[4]);
@@ -47,7 +48,7 @@ class KeptSearch {
       if (PyObject* const root = referent(reference)) targets_.push_back(root);
     }
     const FoundHolders found =
-        find_holders(targets_, nullptr, objects.all, frames, exceptions, options_.folders, options_.search);
+        find_holders(targets_, objects.all, frames, exceptions, options_.folders, options_.search);
     for (size_t i = first_root; i < targets_.size(); ++i) {
       kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
     }
@@ -66,67 +67,54 @@ class KeptSearch {
   // Adds the memory that graphs keep, unless a tensor with an owner has a part of it: the weights of a
   // layer are kept too, and all parameters of FSDP1 are in one storage.
   void add_graphs(Graphs& graphs) {
-    const std::map<StorageBegin, uint64_t> owned = options_.owned;
+    Ranges owned = options_.owned;
     std::set<StorageBegin> known;
     for (Graphs::Saved& each : graphs.saved) {
       const StorageBegin begin{each.memory.device, each.memory.begin};
-      if (!known.insert(begin).second) continue;
-      const StorageBegin end{each.memory.device, each.memory.begin + each.memory.storage_size};
-      const auto next = owned.lower_bound(begin);
-      if (next != owned.end() && next->first < end) continue;
+      const uint64_t end = each.memory.begin + each.memory.storage_size;
+      if (!known.insert(begin).second || begins_in(options_.owned, begin, end)) continue;
       kept_.graphs[begin] = each.kept_by;
       if (options_.devices.count(begin.first) == 0) continue;
-      options_.owned[begin] = end.second;
+      owned.push_back({begin, end});
       kept_.saved.push_back(std::move(each));
     }
+    std::sort(owned.begin(), owned.end());
+    options_.owned = std::move(owned);
     kept_.has_all_graphs = graphs.is_complete;
     kept_.unread = graphs.unread + (graphs.is_complete ? 0 : 1);
     kept_.later = std::move(graphs.later);
     graph_of_ = std::move(graphs.graph_of);
   }
 
-  bool has_owner(const StorageBegin& begin) const {
-    const auto next = options_.owned.upper_bound(begin);
-    return next != options_.owned.begin() && std::prev(next)->first.first == begin.first &&
-           begin.second < std::prev(next)->second;
+  static bool begins_in(const Ranges& ranges, const StorageBegin& begin, uint64_t end) {
+    const auto next = std::lower_bound(ranges.begin(), ranges.end(), Ranges::value_type(begin, 0));
+    return next != ranges.end() && next->first < StorageBegin(begin.first, end);
   }
 
-  // Null: not all live blocks of a device are known.
-  const std::vector<LiveBlock>* blocks_of(int device) const {
-    const auto known = options_.blocks.of_device.find(device);
-    return known == options_.blocks.of_device.end() ? nullptr : &known->second;
+  static bool covers(const Ranges& ranges, const StorageBegin& place) {
+    const auto next = std::upper_bound(ranges.begin(), ranges.end(), Ranges::value_type(place, UINT64_MAX));
+    return next != ranges.begin() && std::prev(next)->first.first == place.first &&
+           place.second < std::prev(next)->second;
   }
 
   // Whether a live block may have neither an owner nor a tensor whose holder is searched.
   bool has_unexplained() const {
-    const auto is_unexplained = [this](int device, const LiveBlock& block) {
-      const auto target = ends_.lower_bound({device, block.address});
-      const bool has_target = target != ends_.end() && target->first < StorageBegin(device, block.address + block.size);
-      return !has_target && !has_owner({device, block.address});
-    };
-    return std::any_of(options_.devices.begin(), options_.devices.end(), [&](int device) {
-      const std::vector<LiveBlock>* const blocks = blocks_of(device);
-      return blocks == nullptr || std::any_of(blocks->begin(), blocks->end(), [&](const LiveBlock& block) {
-               return is_unexplained(device, block);
-             });
-    });
+    return !options_.has_all_blocks ||
+           std::any_of(options_.blocks.begin(), options_.blocks.end(), [this](const auto& block) {
+             const auto target = ends_.lower_bound(block.first);
+             if (target != ends_.end() && target->first < StorageBegin(block.first.first, block.second)) return false;
+             return !covers(options_.owned, block.first);
+           });
   }
 
   bool is_wanted(const StorageBegin& begin) const {
-    if (options_.devices.count(begin.first) == 0 || has_owner(begin)) return false;
-    const std::vector<LiveBlock>* const blocks = blocks_of(begin.first);
-    if (blocks == nullptr) return true;
-    const auto next = std::partition_point(blocks->begin(), blocks->end(), [&](const LiveBlock& block) {
-      return block.address <= begin.second;
-    });
-    return next != blocks->begin() && begin.second - std::prev(next)->address < std::prev(next)->size;
+    return options_.devices.count(begin.first) != 0 && !covers(options_.owned, begin) &&
+           (!options_.has_all_blocks || covers(options_.blocks, begin));
   }
 
   void choose(const std::vector<PyObject*>& all) {
     const size_t first = all.size() - std::min(all.size(), options_.looked);
     kept_.has_all = first == 0 && !options_.has_hidden;
-    std::set<uintptr_t> keepers;
-    for (const auto& [tensor, graph] : graph_of_) keepers.insert(tensor);
     struct Candidate {
       bool keeps_no_graph;
       uint64_t size;
@@ -139,7 +127,7 @@ class KeptSearch {
       std::vector<TensorMemory> parts;
       const TensorReader::Result result = tensors_.read(all[i], parts);
       if (parts.empty() && result != TensorReader::Result::without) kept_.has_all = false;
-      const bool keeps_graph = keepers.count(reinterpret_cast<uintptr_t>(all[i])) != 0;
+      const bool keeps_graph = graph_of_.count(reinterpret_cast<uintptr_t>(all[i])) != 0;
       for (const TensorMemory& part : parts) {
         const StorageBegin begin{part.device, part.begin};
         if (!keeps_graph && !is_wanted(begin)) continue;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "holders/search.h"
-#include "record/live_table.h"
 #include "tensors/graphs.h"
 #include "tensors/tensor_reader.h"
 
@@ -19,12 +18,13 @@ namespace pytracer {
 
 // Where the storage of a tensor begins: the device and the address.
 using StorageBegin = std::pair<int, uint64_t>;
+using Ranges = std::vector<std::pair<StorageBegin, uint64_t>>;  // where memory begins, and ends
 
 struct KeptOptions {
-  std::map<StorageBegin, uint64_t> owned;  // where memory with an owner begins, and ends
+  Ranges owned;  // memory with an owner
   std::set<int> devices;
-  // Of the devices of which all live blocks are known. If each has an owner, nothing is looked at.
-  LiveBlocks blocks;
+  bool has_all_blocks;  // if each block has an owner, nothing is looked at
+  Ranges blocks;        // that live, sorted
   bool reads_graphs;       // no other thread runs a backward pass
   GraphBounds graphs;
   size_t tensors;          // for how many holders are searched: those that keep graphs, then the largest
@@ -34,8 +34,8 @@ struct KeptOptions {
   Folders folders;
   // Models and optimizers, by weak references, whose holders are searched too.
   std::vector<PyObject*> roots;
-  // torch.utils.checkpoint's class of regions, and those of modules and optimizers; null: not imported.
-  PyTypeObject *region, *module, *optimizer;
+  // torch.utils.checkpoint's class of regions, and those of modules and optimizers; None: not imported.
+  PyObject *region, *module, *optimizer;
 };
 
 struct Kept {

@@ -42,7 +42,6 @@ class TensorReader {
   // `torch`: the module. Throws py::error_already_set if it has no tensors.
   explicit TensorReader(const py::object& torch);
 
-  PyTypeObject* type() const { return type_; }
   bool is_tensor(PyObject* object) const { return PyType_IsSubtype(Py_TYPE(object), type_) != 0; }
   // Adds the memory of a tensor: several parts if it consists of tensors.
   Result read(PyObject* tensor, std::vector<TensorMemory>& parts, bool with_storage = false,

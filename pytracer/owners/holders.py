@@ -45,9 +45,9 @@ Begin = tuple[int, int]
 class HoldersNow:
     """The holders of tensors at one moment.
 
-    In the memory `owned` (address, bytes, device), only graphs are looked for. `blocks` are all
-    live blocks of the devices `known`: if each has an owner, nothing is looked for. `roots` are
-    models and optimizers, and of each whether the list or dict that keeps it is wanted, too.
+    In the memory `owned` (address, bytes, device), only graphs are looked for. If `session`
+    knows all live blocks, and each has an owner, nothing is looked for. `roots` are models and
+    optimizers, and of each whether the list or dict that keeps it is wanted, too.
 
     Attributes:
         saved: What graphs keep without an owner: address, bytes, device, name.
@@ -65,8 +65,7 @@ class HoldersNow:
         torch: Any,
         owned: Iterable[tuple[int, int, int]],
         devices: Collection[int],
-        known: Collection[int],
-        blocks: _core.LiveBlocks | None,
+        session: _core.Session | None,
         roots: "dict[int, tuple[ref[Any], bool]]",
         graph_passes: int | None,
         patience: float = 1,
@@ -78,8 +77,8 @@ class HoldersNow:
             (getattr(checkpoint, "_CheckpointFrame", None), *model_classes()),
             [*owned],
             {*devices},
-            {*known},
-            blocks,
+            session,
+            _allocated_bytes(torch, devices),
             graph_passes,
             MAX_NODES,
             MAX_GRAPH_SECONDS * patience,
@@ -119,6 +118,14 @@ class HoldersNow:
         for begin, text in self.found.items():
             if text == _NO_TENSOR:  # or a graph that was not read has it
                 self.found[begin] = self.likely if now["has_all_graphs"] else ""
+
+
+def _allocated_bytes(torch: Any, devices: Collection[int]) -> dict[int, int]:
+    """Return how many bytes accelerators have allocated, as torch counts them; {}: it does not."""
+    with contextlib.suppress(Exception):  # torch is not initialised, or is another one
+        ask = (torch.npu if "torch_npu" in sys.modules else torch.cuda).memory_stats
+        return {each: ask(each)["requested_bytes.all.current"] for each in devices if each >= 0}
+    return {}
 
 
 def _likely_keeper(torch: Any, futures: list[str], *, have_graphs: bool) -> str:

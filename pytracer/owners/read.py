@@ -72,8 +72,8 @@ def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, i
 class OwnersNow:
     """The owners of memory at one moment, on `devices`, of which those `used` have had an event.
 
-    `blocks` are all live blocks of the devices `known`. Graphs and holders may take `patience`
-    times as long as usual. Reading never raises.
+    `session` records them. Graphs and holders may take `patience` times as long as usual. Reading
+    never raises.
 
     Attributes:
         owners: The owners; of those with the same memory, the one that names it first.
@@ -90,39 +90,32 @@ class OwnersNow:
         devices: Collection[int],
         used: Collection[int] = (),
         patience: float = 1,
-        known: Collection[int] = (),
-        blocks: _core.LiveBlocks | None = None,
+        session: _core.Session | None = None,
     ) -> None:
         self._devices, self._used, self._patience = devices, used, patience
-        self._known, self._blocks = known, blocks
+        self._session = session
         self._torch: Any = sys.modules.get("torch")
-        self._begin()
-        if self._torch is None:
-            return
-        # Classes and modes of the program that intercept functions of tensors are not asked.
-        with self._torch._C.DisableTorchFunction():
-            self._read_all()
-            if self._has_found_models:
-                PREFIXES.forget_new()
-                self._begin()
-                self._read_all()
-
-    def _begin(self) -> None:
-        self.owners: list[Owner] = []
-        self.unread = 0
-        self.unread_gradients = 0
-        self.holders: list[tuple[int, int, str]] = []
-        self.unheld = ""
-        self.unsearched = 0
-        self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
-        self._roots: dict[int, tuple[ref[Any], bool]] = {}
-        self._graph_passes: int | None = None
-        self._has_found_models = False
-
-    def _read_all(self) -> None:
-        self._attempt(self._read)
-        self._attempt(self._workspaces)
-        self._attempt(self._hold)
+        for _ in range(2):
+            self.owners: list[Owner] = []
+            self.unread = 0
+            self.unread_gradients = 0
+            self.holders: list[tuple[int, int, str]] = []
+            self.unheld = ""
+            self.unsearched = 0
+            self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
+            self._roots: dict[int, tuple[ref[Any], bool]] = {}
+            self._graph_passes: int | None = None
+            self._has_found_models = False
+            if self._torch is None:
+                break
+            # Classes and modes of the program that intercept functions of tensors are not asked.
+            with self._torch._C.DisableTorchFunction():
+                self._attempt(self._read)
+                self._attempt(self._workspaces)
+                self._attempt(self._hold)
+            if not self._has_found_models:
+                break
+            PREFIXES.forget_new()
 
     def _read(self) -> None:
         """Read what models and optimizers have."""
@@ -156,16 +149,8 @@ class OwnersNow:
     def _hold(self) -> None:
         """Read what graphs keep, unless another thread may change them, and who holds tensors."""
         owned = [owner[:3] for owner in self.owners]
-        now = HoldersNow(
-            self._torch,
-            owned,
-            self._devices,
-            self._known,
-            self._blocks,
-            self._roots,
-            self._graph_passes,
-            self._patience,
-        )
+        devices, roots, passes = self._devices, self._roots, self._graph_passes
+        now = HoldersNow(self._torch, owned, devices, self._session, roots, passes, self._patience)
         self._has_found_models = REGISTRY.add(*now.models)  # that were copied or unpickled
         for address, size_bytes, device, name in now.saved:
             self._add_owner((address, size_bytes, device, _ACTIVATION, _SAVED, name))
@@ -315,21 +300,6 @@ def _resume_in_child() -> None:
 os.register_at_fork(after_in_child=_resume_in_child)
 
 
-def _known_devices(session: _core.Session, devices: Collection[int]) -> list[int]:
-    """Return the devices of which a session knows all live blocks, as none is older."""
-    live = {each["device"]: each["live_block_bytes"] for each in session.stats()["devices"]}
-    known = [device for device in devices if device == _core.CPU_DEVICE]
-    with contextlib.suppress(Exception):  # torch is not initialised, or is another one
-        name = "npu" if "torch_npu" in sys.modules else "cuda"
-        statistics = getattr(sys.modules["torch"], name).memory_stats
-        known += [
-            device
-            for device in {*devices} - {*known}
-            if statistics(device)["requested_bytes.all.current"] == live[device]
-        ]
-    return known
-
-
 def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | None:
     """Read the owners of what the next view of a session has; None if that fails. Never raises.
 
@@ -339,8 +309,7 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
         marks = session.mark()
         used = [mark.device for mark in marks if mark.used]
         devices = {mark.device for mark in marks} - {_core.HOST_DEVICE}  # which has no tensor
-        known = _known_devices(session, devices)
-        now = OwnersNow(devices, used, patience, known, session.live_blocks())
+        now = OwnersNow(devices, used, patience, session)
         return _core.Owners(
             marks,
             now.owners,

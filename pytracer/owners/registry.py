@@ -216,16 +216,14 @@ class Registry:
         self, modules: "list[tuple[int, ref[Any]]]", optimizers: "list[tuple[int, ref[Any]]]"
     ) -> bool:
         """Add modules and optimizers that exist; return whether there are new ones."""
-        added: list[bool] = []
         self._modules.forget_dead()
         self._optimizers.forget_dead()
-        for number, reference in modules:
-            if self._modules.get(number, reference) is None:
-                self._changes += 1
-                added.append(self._modules.add(number, reference, True))
-        for number, reference in optimizers:
-            if self._optimizers.get(number, reference) is None:
-                added.append(self._optimizers.add(number, reference, _Steps()))
+        added = [
+            self._modules.add(*each, True) for each in modules if self._modules.get(*each) is None
+        ]
+        self._changes += len(added)
+        new = [each for each in optimizers if self._optimizers.get(*each) is None]
+        added += [self._optimizers.add(*each, _Steps()) for each in new]
         self.dropped += added.count(False)
         return any(added)
 

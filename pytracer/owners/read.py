@@ -92,8 +92,7 @@ class OwnersNow:
         patience: float = 1,
         session: _core.Session | None = None,
     ) -> None:
-        self._devices, self._used, self._patience = devices, used, patience
-        self._session = session
+        self._devices, self._used, self._patience, self._session = devices, used, patience, session
         self._torch: Any = sys.modules.get("torch")
         for _ in range(2):
             self.owners: list[Owner] = []

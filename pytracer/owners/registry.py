@@ -218,12 +218,10 @@ class Registry:
         """Add modules and optimizers that exist; return whether there are new ones."""
         self._modules.forget_dead()
         self._optimizers.forget_dead()
-        added = [
-            self._modules.add(*each, True) for each in modules if self._modules.get(*each) is None
-        ]
+        added = [self._modules.add(*new, True) for new in modules if not self._modules.get(*new)]
         self._changes += len(added)
-        new = [each for each in optimizers if self._optimizers.get(*each) is None]
-        added += [self._optimizers.add(*each, _Steps()) for each in new]
+        others = [each for each in optimizers if self._optimizers.get(*each) is None]
+        added += [self._optimizers.add(*new, _Steps()) for new in others]
         self.dropped += added.count(False)
         return any(added)
 

@@ -20,6 +20,10 @@ Each process measures one recorder. It runs the workload first without recording
 - file: the file's bytes without the fixed header, which is measured as the file of an empty
   recording; the results have its bytes too.
 
+Two cases are training loops (`per_step.py` has the step), the second one in a program with 900,000
+more Python objects: a dump looks for the owners and holders of live blocks among all objects. There
+pytracer has its default options.
+
 With different stacks, pytracer gets a `max_stack_bytes` that has room for them. "bounded" is the
 same with the default `max_stack_bytes`, under which some stacks are left out. With 1 M events,
 pytracer gets a third of the rounds; torch's recorder gets a fifth, and no later dump.
@@ -55,6 +59,8 @@ from harness import (
     summary,
 )
 from pairs import raw_interface
+from per_step import SIZES as STEPS
+from per_step import training_step
 
 SIZES, FRAMES = (10_000, 100_000, 1_000_000), (5, 40)
 STACKS, LIVE_BLOCKS = 2_000, 10_000
@@ -63,6 +69,8 @@ OURS = "pytracer"
 # The generated code has up to so many functions that allocate, with so many allocations each.
 LEAVES, LINES = 100, 10
 LATER_DUMPS = 2
+LOOPS = {"a training loop": 0, "a training loop, 900,000 objects": 900_000}  # with so many more
+LOOP_EVENTS, LOOP_DUMPS = 100_000, 5
 LARGE_SHARE = {OURS: 3, BASE: 5}  # the largest ring is measured in one of so many rounds
 COLUMNS = {
     "resident_bytes": "resident",
@@ -157,8 +165,28 @@ def contents(path: Path) -> dict[str, Any]:
     }
 
 
+def training_loop(device: str, objects: int) -> dict[str, Any]:
+    """Measure dumps in a training loop, in a program with so many more Python objects."""
+    import pytracer
+
+    others = [[number] for number in range(objects)]
+    step = training_step(device, STEPS["small"])
+    tracer = pytracer.Tracer(device=device, trace_alloc_max_entries=LOOP_EVENTS)
+    with tracer, tempfile.TemporaryDirectory() as folder:
+        while tracer.stats()["devices"][0]["held"] < LOOP_EVENTS:
+            step()
+        path = Path(folder, "loop.pickle")
+        dump = functools.partial(seconds, lambda: tracer.dump(path))
+        found = {"dump_s": dump(), "later_dump_s": min(dump() for _ in range(LOOP_DUMPS))}
+        found |= {"file_bytes": os.path.getsize(path), "contents": contents(path)}
+    del others
+    return found
+
+
 def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dict[str, Any]:
     """Measure one recorder in one case; the keys of the result name bytes and seconds."""
+    if stacks in LOOPS:
+        return training_loop(device, LOOPS[stacks])
     import torch
 
     import pytracer
@@ -261,6 +289,7 @@ def main() -> None:
         for who in recorders
         if stacks != "bounded" or (size == max(SIZES) and who == OURS)
     ]
+    cases += [(LOOP_EVENTS, 0, loop, OURS) for loop in LOOPS]
 
     def rounds(case: tuple[int, int, str, str]) -> int:
         return math.ceil(

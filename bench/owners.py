@@ -7,7 +7,6 @@
 - read: the seconds in which the owners are read, of a model with 480 parameters, their gradients,
   and AdamW's state.
 - held: the longest time, in seconds, for which one read keeps the GIL.
-- dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
 - search: the seconds of the search for older modules and optimizers.
 
 What is compared runs alternately in one process. Each figure is the fastest of all turns, because
@@ -18,12 +17,9 @@ within a turn. On simulated devices kernels do nothing, so a step is host time o
 import contextlib
 import functools
 import gc
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +29,6 @@ from torch.optim import optimizer as optimizers
 
 import pytracer
 from pytracer import _core
-from pytracer.atomic_file import open_atomically
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import REGISTRY, Registry
 from pytracer.owners.uses import note_arguments, note_results
@@ -79,7 +74,7 @@ def by_turns(
 
 def longest_hold(action: Callable[[], object]) -> float:
     """Return the seconds of the longest call of the core, which keeps the GIL, in an action."""
-    names = ("live_references", "copy_models", "kept_tensors", "bounded_containers")
+    names = ("live_references", "copy_models", "kept_tensors")
     taken: list[float] = []
 
     def timed(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -129,7 +124,7 @@ def without_hook() -> Any:
 
 
 def measure(device: str) -> dict[str, Any]:
-    with pytracer.Tracer(device=device, trace_alloc_max_entries=EVENTS) as tracer:
+    with pytracer.Tracer(device=device, trace_alloc_max_entries=EVENTS):
         small, large = Training(STEP_LAYERS, device), Training(LAYERS, device)
         small.step()
         large.step()
@@ -154,25 +149,6 @@ def measure(device: str) -> dict[str, Any]:
         owners = len(OwnersNow({index}).owners)
         read = fastest(lambda: OwnersNow({index}), DUMPS)
 
-        while tracer.stats()["devices"][0]["held"] < EVENTS:
-            large.step()
-        dumps = {"with owners": float("inf"), "without owners": float("inf")}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "x.pickle")
-
-            def write(view: _core.View) -> None:
-                with open_atomically(path) as file:
-                    view.write(file.fileno(), os.fsencode(path), {}, {})
-
-            recording = tracer._recording
-            for _ in range(DUMPS):
-                for name, view in (
-                    ("with owners", recording.view),
-                    ("without owners", recording.session.view),
-                ):
-                    taken = seconds(lambda view=view: write(view()))
-                    dumps[name] = min(dumps[name], taken)
-
         held = min(longest_hold(lambda: OwnersNow({index})) for _ in range(DUMPS))
         return {
             "step": steps,
@@ -180,7 +156,6 @@ def measure(device: str) -> dict[str, Any]:
             "notes": notes / len(calls),
             "owners": owners,
             "read": read,
-            "dump": dumps,
             "held": held,
             "search": fastest(lambda: Registry().search(), DUMPS),
             "objects": len(gc.get_objects()),
@@ -191,7 +166,7 @@ def main() -> None:
     options = arguments(__doc__, "owners_{device}.json", ("cpu", "cuda", "npu"), rounds=1)
     torch.set_num_threads(1)
     found = measure(options.device)
-    steps, dumps = found["step"], found["dump"]
+    steps = found["step"]
     base = steps["without the hook"]["fastest"]
     for name, taken in steps.items():
         more = f"{1e6 * taken['more']:+.1f} µs, {taken['more'] / base:+.2%}"
@@ -200,8 +175,6 @@ def main() -> None:
     print(f"notes: {1e6 * found['notes']:.1f} µs for an argument and a result")
     print(f"held: {1e3 * found['held']:.1f} ms at most without a break")
     print(f"read: {1e3 * found['read']:.1f} ms for {found['owners']:,} tensors")
-    more = dumps["with owners"] - dumps["without owners"]
-    print(f"dump: {1e3 * dumps['without owners']:.1f} ms without owners, {1e3 * more:+.1f} ms with")
     print(f"search: {1e3 * found['search']:.1f} ms for {found['objects']:,} objects")
     save(options, found)
 

@@ -18,9 +18,9 @@ CATEGORY_RULES: tuple[str, ...]
 # cuBLASLt's; and how many more there are.
 def workspaces() -> tuple[list[tuple[int, int, bool]], int]: ...
 
-# Weak references to the objects of these types, and of types that inherit from them, that the
-# collector knows: the index of the type, the id of the object, and the reference.
-def live_references(*kinds: type) -> list[tuple[int, int, ref[Any]]]: ...
+# The objects of each of these types, and of types that inherit from them, that the collector knows:
+# the ids, and weak references.
+def live_references(*kinds: type) -> list[list[tuple[int, ref[Any]]]]: ...
 def is_alive(reference: ref[Any]) -> bool: ...
 
 # The names of the classes of objects, and of all classes that these inherit from.
@@ -56,9 +56,11 @@ def copy_models(
 # Which tensors have no owner, and who keeps them: csrc/tensors/kept.h.
 def kept_tensors(
     torch: ModuleType,
-    checkpoint: ModuleType | None,
+    kinds: tuple[type | None, type | None, type | None],
     owned: list[tuple[int, int, int]],
     devices: set[int],
+    session: Session | None,
+    allocated: dict[int, int],
     graph_passes: int | None,
     nodes: int,
     graph_seconds: float,
@@ -71,20 +73,8 @@ def kept_tensors(
     roots: list[ref[Any]],
 ) -> dict[str, Any]: ...
 
-# The names of containers that hold at most so many items, how many they have, and may have.
-def bounded_containers(
-    only_lists: bool, hidden: list[str], seconds: float
-) -> list[tuple[str, int, int]]: ...
-
 # Has the main thread call `call` once, soon after the first event whose stack has this code object.
 def call_when_seen(code: CodeType, call: Callable[[], object]) -> None: ...
-
-# Who holds each of these objects: "losses[41] of main()"; "": nobody was found. Nobody else may
-# refer to the list. Variables of functions in files of the folders `hidden` do not count; what only
-# those in `unnamed` have is "a temporary value".
-def holders_of(
-    objects: list[Any], hidden: list[str], unnamed: list[str], seconds: float
-) -> list[str]: ...
 
 class Mark:
     """An instant of one device, from `Session.mark`."""

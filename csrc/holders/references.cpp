@@ -2,6 +2,7 @@
 
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -11,6 +12,9 @@ namespace {
 
 constexpr int kMaxTuple = 4;  // elements of a tuple that is a key
 constexpr const char* kSomeItem = "[\xE2\x80\xA6]";
+constexpr Py_ssize_t kMostItems = 10'000;  // of a list that may have been made with None in all places
+constexpr Py_ssize_t kLeastRoom = 2;       // None at the end of such a list: so many,
+constexpr Py_ssize_t kPartOfRoom = 16;     // and this part of its items
 
 std::string key_text(PyObject* key, int nesting = 0) {
   if (PyUnicode_Check(key)) return "'" + text_of(key) + "'";
@@ -77,6 +81,46 @@ const char* member_name(PyObject* holder, PyObject* held) {
     }
   }
   return nullptr;
+}
+
+bool is_a(PyObject* object, PyObject* type) { return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type; }
+
+// An integer; 0: it is none, or not positive.
+Py_ssize_t count_in(PyObject* value) {
+  if (value == nullptr || !PyLong_CheckExact(value)) return 0;
+  const Py_ssize_t count = PyLong_AsSsize_t(value);
+  PyErr_Clear();
+  return std::max<Py_ssize_t>(count, 0);
+}
+
+// What functools.lru_cache() says of a cache is code in Python, so its parts are asked: it keeps its
+// bound in the closure of `cache_parameters`, and its items in the only dict that is not its own.
+std::pair<Py_ssize_t, Py_ssize_t> length_and_bound_of_cache(PyObject* cache) {
+  PyObject* const parameters = own_attribute(cache, "cache_parameters");
+  if (parameters == nullptr || !PyFunction_Check(parameters)) return {0, 0};
+  PyObject* const closure = PyFunction_GET_CLOSURE(parameters);
+  Py_ssize_t bound = 0;
+  for (Py_ssize_t i = 0; closure != nullptr && i < PyTuple_GET_SIZE(closure); ++i) {
+    bound = std::max(bound, count_in(PyCell_GET(PyTuple_GET_ITEM(closure, i))));
+  }
+  struct Items {
+    PyObject* own;
+    Py_ssize_t count;
+  } items{PyObject_GenericGetDict(cache, nullptr), 0};
+  const auto visit = [](PyObject* object, void* data) {
+    auto* const known = static_cast<Items*>(data);
+    if (PyDict_CheckExact(object) && object != known->own) known->count = PyDict_GET_SIZE(object);
+    return 0;
+  };
+  Py_TYPE(cache)->tp_traverse(cache, visit, &items);
+  Py_XDECREF(items.own);
+  PyErr_Clear();
+  return {items.count, bound};
+}
+
+bool is_plain(PyObject* item) {
+  return PyBool_Check(item) || PyLong_CheckExact(item) || PyFloat_CheckExact(item) || PyUnicode_CheckExact(item) ||
+         PyBytes_CheckExact(item);
 }
 
 }  // namespace
@@ -219,6 +263,41 @@ bool ReferenceTexts::append_index(std::string& path, PyObject* holder, PyObject*
   return false;
 }
 
+std::string ReferenceTexts::bound_of(PyObject* container) {
+  std::pair<Py_ssize_t, Py_ssize_t> known{0, 0};  // how many items it has, and at most
+  if (PyList_CheckExact(container)) {
+    known = {filled(container), PyList_GET_SIZE(container)};
+  } else if (is_a(container, cache_type_)) {
+    known = length_and_bound_of_cache(container);
+  } else if (is_a(container, deque_type_)) {
+    PyObject* const most = PyObject_GetAttrString(container, "maxlen");
+    known = {PyObject_Length(container), count_in(most)};
+    Py_XDECREF(most);
+    PyErr_Clear();
+    if (known.second == 0 && queue_ != nullptr && own_attribute(queue_, "queue") == container) {
+      known.second = count_in(own_attribute(queue_, "maxsize"));
+    }
+  }
+  const auto [length, bound] = known;
+  return length > 0 && bound > 0 ? ", " + std::to_string(length) + " of at most " + std::to_string(bound) : "";
+}
+
+Py_ssize_t ReferenceTexts::filled(PyObject* list) {
+  const Py_ssize_t size = PyList_GET_SIZE(list);
+  if (size == 0 || size > kMostItems || PyList_GET_ITEM(list, size - 1) != Py_None) return 0;
+  const auto [place, is_new] = filled_.try_emplace(list, 0);
+  if (!is_new) return place->second;
+  Py_ssize_t first = -1, last = -1, count = 0;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (PyList_GET_ITEM(list, i) == Py_None) continue;
+    if (first < 0) first = i;
+    last = i;
+    ++count;
+  }
+  if (count == 0 || last - first >= count || is_plain(PyList_GET_ITEM(list, first))) return 0;
+  return place->second = size - 1 - last >= std::max(kLeastRoom, size / kPartOfRoom) ? count : 0;
+}
+
 void ReferenceTexts::append(std::string& path, PyObject* holder, PyObject* held,
                             bool& is_attributes) {
   const bool was_attributes = is_attributes;
@@ -226,6 +305,12 @@ void ReferenceTexts::append(std::string& path, PyObject* holder, PyObject* held,
   is_attributes = are_of_threads && PyDict_Check(holder);  // the dict of the threads' dicts
   if (are_of_threads_) path += " (inside a thread)";
   if (are_of_threads_ || is_attributes) return;
+  if (is_a(holder, queue_type_)) queue_ = holder;
+  const std::string bound = bound_of(holder);
+  if (PyList_Check(holder) && !bound.empty()) {  // the place of an item says nothing
+    path += " (inside a list" + bound + ")";
+    return;
+  }
   if (PyDict_Check(holder) && append_dict(path, holder, held, was_attributes)) return;
   if ((PyList_Check(holder) || PyTuple_Check(holder)) &&
       append_index(path, holder, PySequence_Fast_ITEMS(holder), Py_SIZE(holder), held)) {
@@ -261,7 +346,7 @@ void ReferenceTexts::append(std::string& path, PyObject* holder, PyObject* held,
     if (is_found) return;
   }
   PyErr_Clear();  // an object without attributes
-  path += " (inside a " + class_name(Py_TYPE(holder)) + ")";
+  path += " (inside a " + class_name(Py_TYPE(holder)) + bound + ")";
 }
 
 }  // namespace pytracer

@@ -44,18 +44,27 @@ std::string context_variable(PyObject* context, PyObject* value);
 // Writes how objects refer to each other, and remembers what it looked for last.
 class ReferenceTexts {
  public:
-  // Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache". `is_attributes`:
-  // whether `holder` is the dict of attributes of what the path leads to; set to whether `held` is the
-  // one of `holder`, which then adds nothing.
+  // Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache", or " (inside a deque, 2 of at most
+  // 9)" for a container of Python's own types that holds at most so many items. `is_attributes`: whether `holder` is
+  // the dict of attributes of what the path leads to; set to whether `held` is the one of `holder`, which then adds
+  // nothing.
   // First for each path: begin().
   void append(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes);
 
-  void begin() noexcept { are_of_threads_ = false; }
+  void begin() noexcept {
+    are_of_threads_ = false;
+    queue_ = nullptr;
+  }
 
  private:
   bool append_dict(std::string& path, PyObject* dict, PyObject* held, bool is_attributes);
   bool append_index(std::string& path, PyObject* holder, PyObject* const* items, Py_ssize_t size,
                     PyObject* held);
+
+  // ", 2 of at most 9"; "": a container has no bound.
+  std::string bound_of(PyObject* container);
+  // How many items a list has that was made with None in all places, which bounds them; 0: it was not.
+  Py_ssize_t filled(PyObject* list);
 
   // Where to look first in a large container: what is looked for next is often the next or previous item.
   Py_ssize_t& next_of(PyObject* container, Py_ssize_t size) {
@@ -63,7 +72,12 @@ class ReferenceTexts {
     return size > kFew ? next_[container] : first_ = 0;
   }
 
+  PyObject* const deque_type_ = variable_of_module("collections", "deque");
+  PyObject* const queue_type_ = variable_of_module("queue", "Queue");
+  PyObject* const cache_type_ = variable_of_module("functools", "_lru_cache_wrapper");
   bool are_of_threads_ = false;  // the path leads to the dicts of a threading.local
+  PyObject* queue_ = nullptr;    // that the path leads to: its deque has no bound of its own
+  std::unordered_map<PyObject*, Py_ssize_t> filled_;  // by list
   std::unordered_map<PyObject*, Py_ssize_t> next_;
   Py_ssize_t first_ = 0;
   // How many more items are looked at, for all texts together. Then an item is "[…]". Attributes are few.

@@ -17,8 +17,7 @@ constexpr int kFar = 1 << 20;         // the distance from a root, if none was f
 constexpr int kUnnamed = 1 << 10;     // that of a root without a name: any path from a name is nearer
 constexpr size_t kMaxOpaque = 10'000;
 constexpr size_t kMaxEdges = 64;      // how many holders of one object are kept
-constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before the clock is
-constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
+constexpr size_t kLookInterval = 1024;  // how many objects are asked before the clock is
 constexpr int kHashBits = 20;
 constexpr int kMaxPasses = 12;
 constexpr int kMaxNesting = 2;  // from a value to the arguments of a call that has it, and their cell
@@ -29,6 +28,7 @@ struct Node {
   PyObject* object;
   int depth;             // how many holders it is away from a target
   int added;             // the pass in which it was found
+  bool is_known = false; // a root, or all references to it were seen, and so all holders
   int distance = kFar;   // from a root
   size_t via = SIZE_MAX; // the holder that is nearest to a root; of a root, SIZE_MAX
   bool is_cut = false;   // not all of its holders are known
@@ -39,9 +39,9 @@ struct Node {
 
 class Search {
  public:
-  Search(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects, Roots roots,
+  Search(const std::vector<PyObject*>& targets, const std::vector<PyObject*>& objects, Roots roots,
          const SearchBounds& bounds)
-      : roots_(std::move(roots)), targets_(targets), list_(list), objects_(objects), bounds_(bounds),
+      : roots_(std::move(roots)), targets_(targets), objects_(objects), bounds_(bounds),
         most_nodes_(3 * targets.size() + bounds.holders),
         future_types_{variable_of_module("torch._C", "Future"), variable_of_module("torch.futures", "Future")} {
     nodes_.reserve(targets.size());
@@ -49,13 +49,13 @@ class Search {
   }
 
   FoundHolders run() {
-    while (passes_ < kMaxPasses) {
+    while (pass_ < kMaxPasses && is_open()) {
       ++pass_;
       const size_t before = nodes_.size();
       walk();
       measure();
       if (is_late_) break;
-      passes_ = pass_;
+      end_pass();
       if (nodes_.size() == before || has_all()) break;
     }
     std::vector<std::string> texts;
@@ -91,14 +91,30 @@ class Search {
     if (roots_.contains(object) || is_always_root(object)) node.distance = 0;
     if (roots_.is_unnamed(object)) node.distance = kUnnamed;
     node.references = static_cast<Py_ssize_t>(roots_.references(object));
+    node.is_known = node.distance == 0 || node.references == Py_REFCNT(object);
+    unknown_ += !node.is_known;
     nodes_.push_back(std::move(node));
     return place->second;
+  }
+
+  // Whether there may be a holder that is not known.
+  bool is_open() const { return unknown_ > 0 || wants_opaque_; }
+
+  // A pass has met all holders of what was found before it.
+  void end_pass() {
+    wants_opaque_ = false;
+    for (Node& each : nodes_) {
+      if (each.is_known) continue;
+      each.is_known = each.added < pass_;
+      unknown_ -= each.is_known;
+      if (!each.is_known) each.references = static_cast<Py_ssize_t>(roots_.references(each.object));
+    }
   }
 
   bool has_all() const {
     // What C++ keeps has no holder, and after its first whole pass it gets none.
     const auto is_done = [this](const Node& each) {
-      return each.distance < kUnnamed || (each.holders.empty() && !each.is_cut && each.added < pass_);
+      return each.distance < kUnnamed || (each.holders.empty() && !each.is_cut && each.is_known);
     };
     return std::all_of(nodes_.begin(), nodes_.begin() + std::min(targets_.size(), nodes_.size()), is_done) &&
            std::all_of(opaque_.begin(), opaque_.end(), [&](size_t each) { return is_done(nodes_[each]); });
@@ -107,11 +123,11 @@ class Search {
   // Backwards first, because what holds an object is mostly older than it. A holder that is found is
   // wanted at once, so that one walk may follow a whole path.
   void walk() {
-    const Py_ssize_t count = PyList_GET_SIZE(objects_);
+    const size_t count = objects_.size();
     unlisted_.clear();
     roots_.for_each([this](PyObject* root) { ask_unlisted(root); });
-    for (Py_ssize_t i = 0; i < count && !is_late_; ++i) {
-      asked_ = PyList_GET_ITEM(objects_, pass_ % 2 != 0 ? count - 1 - i : i);
+    for (size_t i = 0; i < count && !is_late_ && is_open(); ++i) {
+      asked_ = objects_[pass_ % 2 != 0 ? count - 1 - i : i];
       asked_number_ = kNone;
       if (traverseproc traverse = Py_TYPE(asked_)->tp_traverse) traverse(asked_, &visit, this);
       if (i % kLookInterval == 0) is_late_ = clock_.seconds() > kPartForWalks * bounds_.seconds;
@@ -128,31 +144,23 @@ class Search {
     ask_unlisted(object);
     if (!may_be_wanted_[hash(object)]) return;
     const auto place = numbers_.find(object);
-    if (place == numbers_.end()) return;
-    // A pass meets all holders of what was found in the one before.
-    const int whole = nodes_[place->second].added + 1;
-    if (pass_ > whole) return;
-    if (pass_ == whole) ++nodes_[place->second].references;
-    if (asked_ == list_) return;
+    if (place == numbers_.end() || nodes_[place->second].is_known) return;
+    const size_t number = place->second;
     if ((PyGen_CheckExact(asked_) || PyCoro_CheckExact(asked_)) && is_executing(asked_)) {
-      nodes_[place->second].is_cut = true;  // its variables are roots, and its function may be hidden
+      nodes_[number].is_cut = true;  // its variables are roots, and its function may be hidden
       return;
     }
-    note_holder(place->second);
-  }
-
-  // The list has each object that the collector knew, which so has this reference and its holder's.
-  static bool is_listed(PyObject* object) {
-    return PyObject_GC_IsTracked(object) && Py_REFCNT(object) > kListed;
+    note_holder(number);
+    nodes_[number].is_known = ++nodes_[number].references == Py_REFCNT(object);
+    unknown_ -= nodes_[number].is_known;
   }
 
   // The collector does not know arrays of numpy, whose elements may be objects, nor dicts that have
-  // nothing that it knows, nor did it know a dict of attributes that was made since, as it was read.
-  // And nothing tells what is in an opaque object, so its own holders are wanted.
+  // nothing that it knows. And nothing tells what is in an opaque object, so its own holders are wanted.
   void ask_unlisted(PyObject* object) {
     auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
     const bool is_array = type == array_type_;
-    const bool is_dict = PyDict_CheckExact(object) && !is_listed(object);
+    const bool is_dict = PyDict_CheckExact(object) && !PyObject_GC_IsTracked(object);
     if (type == capsule_type_ || type == future_types_[0] || type == future_types_[1]) note_opaque(object);
     if (array_type_ == nullptr || (!is_array && !is_dict) || !unlisted_.insert(object).second) return;
     PyObject* const asked = std::exchange(asked_, object);
@@ -175,8 +183,8 @@ class Search {
 
   void ask_array(PyObject* array) {
     PyObject* const base = PyObject_GetAttrString(array, "base");  // such as a tensor
+    Py_XDECREF(base);  // the array has it
     base != nullptr ? meet(base) : PyErr_Clear();
-    Py_XDECREF(base);
     Py_buffer view;
     if (PyObject_GetBuffer(array, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
       PyErr_Clear();  // no array without gaps
@@ -279,7 +287,7 @@ class Search {
   // so that code that runs has it, or C++. `may_be_value`: set if it may be code in Python.
   bool is_unheld(size_t target, bool& may_be_value, int nesting = 0) const {
     const Node& node = nodes_[target];
-    if (node.is_cut || passes_ <= node.added || nesting > kMaxNesting) return false;
+    if (node.is_cut || !node.is_known || nesting > kMaxNesting) return false;
     // Or code in C, as list(map(...)) has a list.
     may_be_value = may_be_value || !node.holders.empty() || roots_.may_be_value(node.object);
     return std::all_of(node.holders.begin(), node.holders.end(), [&](size_t each) {
@@ -299,9 +307,7 @@ class Search {
     while (!waiting.empty()) {
       const Node& node = nodes_[waiting.back()];
       waiting.pop_back();
-      const bool is_whole = passes_ > node.added;
-      const Py_ssize_t known = node.references + (is_listed(node.object) ? kListed : 0);
-      if (node.is_cut || !is_whole || Py_REFCNT(node.object) != known) return "";
+      if (node.is_cut || !node.is_known || Py_REFCNT(node.object) != node.references) return "";
       if (--cycles_left_ < 0) return "";
       for (const size_t holder : node.holders) {
         if (is_seen[holder]) continue;
@@ -358,8 +364,7 @@ class Search {
   ReferenceTexts texts_;
   int cycles_left_ = 1'000'000;                     // how many more objects of cycles are looked at
   const std::vector<PyObject*>& targets_;
-  PyObject* const list_;
-  PyObject* const objects_;
+  const std::vector<PyObject*>& objects_;
   const SearchBounds bounds_;
   const ThreadClock clock_;
   const size_t most_nodes_;
@@ -371,7 +376,8 @@ class Search {
   std::unordered_map<PyObject*, size_t> numbers_;   // of the nodes
   std::vector<bool> may_be_wanted_ = std::vector<bool>(size_t{1} << kHashBits);  // by hash
   int pass_ = 0;
-  int passes_ = 0;                                  // how many were not cut short
+  size_t unknown_ = 0;                              // how many nodes are not known
+  bool wants_opaque_ = bounds_.wants_opaque;        // the first pass goes to the end
   bool is_late_ = false;                            // the passes were cut short
   bool is_over_ = false;                            // the texts were
   PyObject* const array_type_ = variable_of_module("numpy", "ndarray");
@@ -382,11 +388,10 @@ class Search {
 
 }  // namespace
 
-FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
-                          PyObject* frames, PyObject* exceptions, const Folders& folders,
-                          const SearchBounds& bounds) {
+FoundHolders find_holders(const std::vector<PyObject*>& targets, const std::vector<PyObject*>& objects,
+                          PyObject* frames, PyObject* exceptions, const Folders& folders, const SearchBounds& bounds) {
   if (!kPythonIsKnown) return {std::vector<std::string>(targets.size()), true};
-  return Search(targets, list, objects, Roots(frames, exceptions, folders), bounds).run();
+  return Search(targets, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 
 }  // namespace pytracer

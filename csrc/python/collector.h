@@ -1,11 +1,11 @@
-// All objects of Python's collector, for a look within one call that keeps the GIL.
+// What a look at all objects needs, within one call that keeps the GIL.
 #pragma once
 
 #include "python/registers.h"
 
 namespace pytracer {
 
-// Before CPython 3.12, making a list may start the collector, which runs finalizers of the program.
+// Before CPython 3.12, making an object may start the collector, which runs finalizers of the program.
 class NoCollection {
  public:
   NoCollection() : was_enabled_(PyGC_Disable() != 0) {}
@@ -19,19 +19,8 @@ class NoCollection {
   const bool was_enabled_;
 };
 
-// The list refers to all containers, and so to each tuple that another thread is making.
-// CPython raises SystemError in that thread if it finds such a reference when it resizes the tuple.
-// So the list exists within one call that runs no Python code and keeps the GIL meanwhile.
-inline py::object all_objects() {
-  const py::object get_objects = py::module_::import("gc").attr("get_objects");
-  auto all = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_objects.ptr()));
-  if (!all) throw py::error_already_set();
-  if (!PyList_Check(all.ptr())) throw py::type_error("gc.get_objects() returned no list");
-  return all;
-}
-
-// The frames and the handled exceptions of all threads. Made before the list of all objects, because an
-// audit hook of the program may run.
+// The frames and the handled exceptions of all threads. Made before all objects are looked at, because
+// an audit hook of the program may run.
 struct ThreadsNow {
   const py::module_ sys = py::module_::import("sys");
   const py::dict frames = sys.attr("_current_frames")();

@@ -51,7 +51,6 @@ PYBIND11_MODULE(_core, core) {
   core.attr("HOST_DEVICE") = PYTRACER_HOST_DEVICE;
   core.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
   py::register_exception_translator(&translate_error);
-  register_objects(core);
   register_tensors(core);
   register_owners(core);
   register_view(core);

@@ -7,6 +7,7 @@
 #include "frames/code_objects.h"
 #include "frames/frame_walk.h"
 #include "python/registers.h"
+#include "record/code_watch.h"
 #include "record/node_types.h"
 #include "record/phases.h"
 #include "record/recorder.h"
@@ -38,6 +39,22 @@ void report_oom(uint64_t requested_size, uint64_t total_size, uint64_t free_size
   }
   PyGILState_Release(state);
   GilScopes::end();
+}
+
+PyObject* g_call = nullptr;  // what call_when_seen() was given last; never destroyed
+
+// Has the main thread call `call` soon after an event whose stack has this code object, once.
+void call_when_seen(const py::object& code, const py::object& call) {
+  Py_XSETREF(g_call, call.inc_ref().ptr());
+  CodeWatch::start(code.ptr(), []() noexcept {
+    Py_AddPendingCall(
+        [](void*) {
+          PyObject* const result = PyObject_CallNoArgs(g_call);
+          Py_XDECREF(result);
+          return result != nullptr ? 0 : -1;  // an interrupt of the user
+        },
+        nullptr);
+  });
 }
 
 }  // namespace
@@ -116,6 +133,7 @@ void register_recorder(py::module_& core) {
       },
       "Waits for calls that are outside the GIL, then ends all walks. Has to be called before thread "
       "states are freed.");
+  core.def("call_when_seen", &call_when_seen);
   core.def("wake_event", &wake_event);
   core.def("has_wake_event", &has_wake_event);
   core.def("wake", &wake);

@@ -1,15 +1,19 @@
 #include <pybind11/stl.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "holders/objects.h"
 #include "holders/references.h"
 #include "python/collector.h"
 #include "python/registers.h"
 #include "record/recorder.h"
+#include "session/session.h"
+#include "support/python/gil.h"
 #include "tensors/kept.h"
 #include "tensors/model_copy.h"
 
@@ -53,19 +57,32 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
   return py::make_tuple(found_modules, found_optimizers, copy.unread());
 }
 
-// See tensors/kept.h. Each of `owned` is (address, bytes, device). `graph_passes`: graphs are read if no more
-// other threads run a backward pass; None: they are not read.
-py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, const py::list& owned,
-                      const std::set<int>& devices, const std::optional<size_t>& graph_passes, size_t nodes,
-                      double graph_seconds, size_t tensors, size_t looked, bool has_hidden, double seconds,
-                      const std::vector<std::string>& hidden,
+// See tensors/kept.h. `kinds`: the classes of torch.utils.checkpoint's regions, modules and optimizers; None: not
+// imported. Each of `owned` is (address, bytes, device). `session`, or None, knows live blocks: all, if a device has
+// `allocated` as many bytes. `graph_passes`: graphs are read if no more other threads run a backward pass; None: they
+// are not read.
+py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& kinds, const py::list& owned,
+                      const std::set<int>& devices, Session* session, const std::map<int, uint64_t>& allocated,
+                      const std::optional<size_t>& graph_passes, size_t nodes, double graph_seconds, size_t tensors,
+                      size_t looked, bool has_hidden, double seconds, const std::vector<std::string>& hidden,
                       const std::vector<std::string>& unnamed, const py::list& roots) {
-  KeptOptions options{{}, devices, false, {nodes, graph_seconds}, tensors, looked, has_hidden, {seconds},
-                      {hidden, unnamed}, {}};
+  std::map<int, std::vector<LiveBlock>> live;
+  if (session != nullptr) live = outside_gil([&] { return session->live_blocks(); });
+  KeptOptions options{{}, devices, session != nullptr, {}, false, {nodes, graph_seconds}, tensors, looked, has_hidden,
+                      {seconds}, {hidden, unnamed}, {}, kinds[0].ptr(), kinds[1].ptr(), kinds[2].ptr()};
+  for (const int device : devices) {
+    uint64_t bytes = 0;
+    for (const LiveBlock& each : live[device]) {
+      bytes += each.size;
+      options.blocks.push_back({{device, each.address}, each.address + each.size});
+    }
+    const bool is_cpu = device == PYTRACER_CPU_DEVICE;
+    options.has_all_blocks &= is_cpu || (allocated.count(device) != 0 && allocated.at(device) == bytes);
+  }
   for (const py::handle& each : owned) {
     const auto owner = py::reinterpret_borrow<py::tuple>(each);
     const auto address = owner[0].cast<uint64_t>();
-    options.owned[{owner[2].cast<int>(), address}] = address + owner[1].cast<uint64_t>();
+    options.owned.push_back({{owner[2].cast<int>(), address}, address + owner[1].cast<uint64_t>()});
   }
   for (const py::handle& each : roots) options.roots.push_back(each.ptr());
   TensorReader reader(torch);
@@ -73,10 +90,8 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   {
     const NoCollection guard;
     const ThreadsNow threads;
-    const py::object all = all_objects();
     options.reads_graphs = graph_passes && !are_others_in_backward(*graph_passes);
-    kept = read_kept(reader, torch, checkpoint, std::move(options), all.ptr(), threads.frames.ptr(),
-                     threads.exceptions.ptr());
+    kept = read_kept(reader, torch, std::move(options), threads.frames.ptr(), threads.exceptions.ptr());
   }
   py::list saved;
   for (const Graphs::Saved& each : kept.saved) {
@@ -87,8 +102,20 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   return py::dict("saved"_a = saved, "graphs"_a = graphs, "later"_a = kept.later, "holders"_a = kept.holders,
                   "tensors"_a = kept.tensors, "roots"_a = kept.roots, "unsearched"_a = kept.unsearched,
                   "has_all"_a = kept.has_all, "has_all_graphs"_a = kept.has_all_graphs,
-                  "unread"_a = kept.unread, "futures"_a = kept.futures,
+                  "unread"_a = kept.unread, "futures"_a = kept.futures, "modules"_a = kept.modules,
+                  "optimizers"_a = kept.optimizers,
                   "have_gradients_graphs"_a = kept.have_gradients_graphs);
+}
+
+// The ids of the objects of each of these types, and weak references to them.
+py::list live_references(const py::args& kinds) {
+  std::vector<PyObject*> wanted;
+  for (const py::handle& kind : kinds) wanted.push_back(kind.ptr());
+  py::list found;
+  const NoCollection guard;
+  const ObjectsNow objects(wanted);
+  for (const auto& instances : objects.instances) found.append(references_to(instances));
+  return found;
 }
 
 // The id of a parameter of a module, of which there is a weak reference; 0: it has none of this name.
@@ -141,12 +168,9 @@ void register_tensors(py::module_& core) {
       .def_property_readonly("main_gradient",
                              [](const TensorCopy& self) { return tuples(self.main_gradient); })
       .def_readonly("is_gradient_unread", &TensorCopy::is_gradient_unread);
-  core.def("copy_models", &copy_models, py::arg("torch"), py::arg("modules"), py::arg("optimizers"),
-           py::arg("rule"), py::arg("steppers"), py::arg("uses"));
-  core.def("kept_tensors", &kept_tensors, py::arg("torch"), py::arg("checkpoint"), py::arg("owned"),
-           py::arg("devices"), py::arg("graph_passes"), py::arg("nodes"), py::arg("graph_seconds"),
-           py::arg("tensors"), py::arg("looked"), py::arg("has_hidden"), py::arg("seconds"), py::arg("hidden"),
-           py::arg("unnamed"), py::arg("roots"));
+  core.def("copy_models", &copy_models);
+  core.def("kept_tensors", &kept_tensors);
+  core.def("live_references", &live_references);
   core.def("parameter_number", &parameter_number, py::arg("module"), py::arg("name"));
   core.def("class_names", &class_names);
   core.def("training_modes", &training_modes);

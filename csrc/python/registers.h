@@ -7,7 +7,6 @@ namespace pytracer {
 
 namespace py = pybind11;
 
-void register_objects(py::module_& core);
 void register_tensors(py::module_& core);
 void register_owners(py::module_& core);
 void register_view(py::module_& core);

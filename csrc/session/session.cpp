@@ -321,6 +321,19 @@ std::vector<DeviceLog::Mark> Session::mark() {
   return marks;
 }
 
+std::map<int, std::vector<LiveBlock>> Session::live_blocks() {
+  std::map<int, std::vector<LiveBlock>> found;
+  if (!is_ours()) return found;
+  std::lock_guard lock(registry_.control());
+  for (const Cursor& cursor : cursors_) {
+    DeviceLog::Capture now;
+    cursor.log->begin_capture(now);
+    cursor.log->finish_capture(now);
+    found[cursor.log->device()] = std::move(now.blocks);
+  }
+  return found;
+}
+
 View Session::events() {
   std::lock_guard lock(registry_.control());
   View view;

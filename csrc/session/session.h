@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -64,6 +65,8 @@ class Session {
   // Marks this instant on each device: the owners of memory that are read from now on are those of
   // blocks that the next view has with a smaller epoch.
   std::vector<DeviceLog::Mark> mark();
+  // The live blocks of this instant, by address. Throws std::bad_alloc.
+  std::map<int, std::vector<LiveBlock>> live_blocks();
   // The id of the stack of the live block that begins at an address; 0: none.
   uint32_t stack_of(uint64_t address);
   // Returns the view of this instant, which ends the session's window. The next window begins at the

@@ -15,52 +15,30 @@ py::object attribute_of(PyObject* object, const char* name) {
   return stolen(PyObject_GetAttrString(object, name));
 }
 
-bool is_instance(PyObject* object, const py::object& type) {
-  return type && PyType_Check(type.ptr()) &&
-         PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(type.ptr())) != 0;
-}
-
 }  // namespace
 
-Graphs::Graphs(TensorReader& tensors, const py::object& torch, const py::object& checkpoint,
-               const GraphBounds& bounds)
-    : tensors_(tensors), current_(torch.attr("_C").attr("_current_autograd_node")()),
-      function_class_(torch.attr("_C").attr("_FunctionBase")),
-      frame_class_(attribute_of(checkpoint.ptr(), "_CheckpointFrame")), bounds_(bounds) {}
-
-void Graphs::read(PyObject* objects) {
-  begin(objects);
+void Graphs::read(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions,
+                  const std::vector<PyObject*>& checkpoints) {
+  waiting_.emplace_back(current_, 0);
+  for (PyObject* each : functions) waiting_.emplace_back(py::reinterpret_borrow<py::object>(each), 0);
+  for (PyObject* each : tensors) begin(each);  // their nodes come first, because they tell what keeps a node
   walk();
-  for (PyObject* frame : frames_) read_checkpoint(frame);
+  for (PyObject* each : checkpoints) read_checkpoint(each);
   for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
   for (auto& [tensor, graph] : graph_of) graph = first_of(graph);
 }
 
-void Graphs::begin(PyObject* objects) {
-  waiting_.emplace_back(current_, 0);
-  std::vector<std::pair<py::object, uintptr_t>> of_tensors;  // come first, because they tell what keeps a node
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
-    PyObject* const object = PyList_GET_ITEM(objects, i);
-    const bool is_tensor = tensors_.is_tensor(object);
-    if (is_instance(object, frame_class_)) {
-      frames_.push_back(object);
-    } else if (!is_tensor && !is_instance(object, function_class_)) {
-      continue;
-    } else if (waiting_.size() + of_tensors.size() >= bounds_.nodes) {
-      is_complete = false;  // asking a tensor makes an object of its node too
-    } else if (!is_tensor) {
-      waiting_.emplace_back(py::reinterpret_borrow<py::object>(object), 0);
-    } else if (py::object node = tensors_.node(object)) {
-      const auto number = reinterpret_cast<uintptr_t>(object);
-      const auto [place, is_first] = made_by_.try_emplace(node.ptr(), number);
-      if (is_first) {
-        of_tensors.emplace_back(std::move(node), number);
-      } else {  // another view of the same tensor
-        later[number] = graph_of[number] = place->second;
-      }
-    }
+void Graphs::begin(PyObject* tensor) {
+  is_complete = is_complete && made_by_.size() < bounds_.nodes;  // asking a tensor makes an object of its node too
+  py::object node = is_complete ? tensors_.node(tensor) : py::object();
+  if (!node) return;
+  const auto number = reinterpret_cast<uintptr_t>(tensor);
+  const auto [place, is_first] = made_by_.try_emplace(node.ptr(), number);
+  if (is_first) {
+    waiting_.emplace_back(std::move(node), number);
+  } else {  // another view of the same tensor
+    later[number] = graph_of[number] = place->second;
   }
-  waiting_.insert(waiting_.end(), of_tensors.begin(), of_tensors.end());
 }
 
 void Graphs::walk() {
@@ -127,7 +105,7 @@ void Graphs::read_node(PyObject* node, uintptr_t kept_by) {
       read_saved(name, saved.ptr(), kept_by);
     }
   }
-  if (!is_instance(node, function_class_)) return;
+  if (!PyType_IsSubtype(Py_TYPE(node), reinterpret_cast<PyTypeObject*>(function_class_.ptr()))) return;
   const py::object attributes = attributes_of(node);
   if (!attributes) return;
   PyObject *key, *value;

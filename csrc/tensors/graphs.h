@@ -30,11 +30,13 @@ class Graphs {
     uintptr_t kept_by;  // the id of a tensor that keeps the graph; 0: none is known
   };
 
-  // `torch`, and torch.utils.checkpoint or None.
-  Graphs(TensorReader& tensors, const py::object& torch, const py::object& checkpoint, const GraphBounds& bounds);
+  Graphs(TensorReader& tensors, const py::object& torch, const GraphBounds& bounds)
+      : tensors_(tensors), current_(torch.attr("_C").attr("_current_autograd_node")()),
+        function_class_(torch.attr("_C").attr("_FunctionBase")), bounds_(bounds) {}
 
-  // `objects`: a list with all objects of the collector.
-  void read(PyObject* objects);
+  // All tensors, torch's functions, and regions of torch.utils.checkpoint.
+  void read(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions,
+            const std::vector<PyObject*>& checkpoints);
 
   std::vector<Saved> saved;  // a storage may come more than once
   // Tensors that were computed from others, by the ids of the others: they keep what these keep.
@@ -51,7 +53,7 @@ class Graphs {
     bool has_next;  // a node without others ends the graphs, as that of a parameter does
   };
 
-  void begin(PyObject* objects);
+  void begin(PyObject* tensor);
   void walk();
   bool follow(const py::object& node, uintptr_t kept_by);
   void read_node(PyObject* node, uintptr_t kept_by);
@@ -64,11 +66,10 @@ class Graphs {
   size_t join(uintptr_t one, uintptr_t other);
 
   TensorReader& tensors_;
-  const py::object current_, function_class_, frame_class_;
+  const py::object current_, function_class_;
   const GraphBounds bounds_;
   const ThreadClock clock_;
   std::vector<std::pair<py::object, uintptr_t>> waiting_;
-  std::vector<PyObject*> frames_;                       // of checkpoints
   std::unordered_map<PyObject*, uintptr_t> made_by_;    // tensors by nodes
   std::unordered_map<PyObject*, Seen> seen_;
   std::unordered_map<uintptr_t, uintptr_t> joined_;     // connected graphs of one tensor each

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "holders/objects.h"
 #include "tensors/model_copy.h"
 
 namespace pytracer {
@@ -24,38 +25,30 @@ constexpr int32_t kDLCPU = 1;
 
 class KeptSearch {
  public:
-  KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {}
-
-  // Adds the memory that graphs keep, unless a tensor with an owner has a part of it: the weights of a
-  // layer are kept too, and all parameters of FSDP1 are in one storage.
-  void add_graphs(Graphs& graphs) {
-    const std::map<StorageBegin, uint64_t> owned = options_.owned;
-    std::set<StorageBegin> known;
-    for (Graphs::Saved& each : graphs.saved) {
-      const StorageBegin begin{each.memory.device, each.memory.begin};
-      if (!known.insert(begin).second) continue;
-      const StorageBegin end{each.memory.device, each.memory.begin + each.memory.storage_size};
-      const auto next = owned.lower_bound(begin);
-      if (next != owned.end() && next->first < end) continue;
-      kept_.graphs[begin] = each.kept_by;
-      if (options_.devices.count(begin.first) == 0) continue;
-      options_.owned[begin] = end.second;
-      kept_.saved.push_back(std::move(each));
-    }
-    kept_.has_all_graphs = graphs.is_complete;
-    kept_.unread = graphs.unread + (graphs.is_complete ? 0 : 1);
-    kept_.later = std::move(graphs.later);
-    graph_of_ = std::move(graphs.graph_of);
+  KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
+    std::sort(options_.owned.begin(), options_.owned.end());
   }
 
-  Kept run(PyObject* objects, PyObject* frames, PyObject* exceptions) {
-    choose(objects);
+  Kept run(const py::object& torch, PyObject* frames, PyObject* exceptions) {
+    if (!has_unexplained() && options_.roots.empty()) return std::move(kept_);
+    const py::object tensor = torch.attr("Tensor"), function = torch.attr("_C").attr("_FunctionBase");
+    const ObjectsNow objects({tensor.ptr(), function.ptr(), options_.region, options_.module, options_.optimizer});
+    const std::vector<PyObject*>& tensors = objects.instances[0];
+    kept_.modules = references_to(objects.instances[3]);
+    kept_.optimizers = references_to(objects.instances[4]);
+    if (options_.reads_graphs) {
+      Graphs graphs(tensors_, torch, options_.graphs);
+      graphs.read(tensors, objects.instances[1], objects.instances[2]);
+      add_graphs(graphs);
+    }  // the nodes are dropped: a search counts references
+    choose(tensors);
+    options_.search.wants_opaque = has_unexplained();
     const size_t first_root = targets_.size();
     for (PyObject* reference : options_.roots) {
       if (PyObject* const root = referent(reference)) targets_.push_back(root);
     }
     const FoundHolders found =
-        find_holders(targets_, nullptr, objects, frames, exceptions, options_.folders, options_.search);
+        find_holders(targets_, objects.all, frames, exceptions, options_.folders, options_.search);
     for (size_t i = first_root; i < targets_.size(); ++i) {
       kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
     }
@@ -71,24 +64,57 @@ class KeptSearch {
   }
 
  private:
-  bool is_wanted(const StorageBegin& begin) const {
-    if (options_.devices.count(begin.first) == 0) return false;
-    auto place = options_.owned.upper_bound(begin);
-    if (place == options_.owned.begin()) return true;
-    --place;
-    return place->first.first != begin.first || begin.second >= place->second;
+  // Adds the memory that graphs keep, unless a tensor with an owner has a part of it: the weights of a
+  // layer are kept too, and all parameters of FSDP1 are in one storage.
+  void add_graphs(Graphs& graphs) {
+    Ranges owned = options_.owned;
+    std::set<StorageBegin> known;
+    for (Graphs::Saved& each : graphs.saved) {
+      const StorageBegin begin{each.memory.device, each.memory.begin};
+      const uint64_t end = each.memory.begin + each.memory.storage_size;
+      if (!known.insert(begin).second || begins_in(options_.owned, begin, end)) continue;
+      kept_.graphs[begin] = each.kept_by;
+      if (options_.devices.count(begin.first) == 0) continue;
+      owned.push_back({begin, end});
+      kept_.saved.push_back(std::move(each));
+    }
+    std::sort(owned.begin(), owned.end());
+    options_.owned = std::move(owned);
+    kept_.has_all_graphs = graphs.is_complete;
+    kept_.unread = graphs.unread + (graphs.is_complete ? 0 : 1);
+    kept_.later = std::move(graphs.later);
+    graph_of_ = std::move(graphs.graph_of);
   }
 
-  void choose(PyObject* objects) {
-    std::vector<PyObject*> all;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
-      PyObject* const object = PyList_GET_ITEM(objects, i);
-      if (tensors_.is_tensor(object)) all.push_back(object);
-    }
+  static bool begins_in(const Ranges& ranges, const StorageBegin& begin, uint64_t end) {
+    const auto next = std::lower_bound(ranges.begin(), ranges.end(), Ranges::value_type(begin, 0));
+    return next != ranges.end() && next->first < StorageBegin(begin.first, end);
+  }
+
+  static bool covers(const Ranges& ranges, const StorageBegin& place) {
+    const auto next = std::upper_bound(ranges.begin(), ranges.end(), Ranges::value_type(place, UINT64_MAX));
+    return next != ranges.begin() && std::prev(next)->first.first == place.first &&
+           place.second < std::prev(next)->second;
+  }
+
+  // Whether a live block may have neither an owner nor a tensor whose holder is searched.
+  bool has_unexplained() const {
+    return !options_.has_all_blocks ||
+           std::any_of(options_.blocks.begin(), options_.blocks.end(), [this](const auto& block) {
+             const auto target = ends_.lower_bound(block.first);
+             if (target != ends_.end() && target->first < StorageBegin(block.first.first, block.second)) return false;
+             return !covers(options_.owned, block.first);
+           });
+  }
+
+  bool is_wanted(const StorageBegin& begin) const {
+    return options_.devices.count(begin.first) != 0 && !covers(options_.owned, begin) &&
+           (!options_.has_all_blocks || covers(options_.blocks, begin));
+  }
+
+  void choose(const std::vector<PyObject*>& all) {
     const size_t first = all.size() - std::min(all.size(), options_.looked);
     kept_.has_all = first == 0 && !options_.has_hidden;
-    std::set<uintptr_t> keepers;
-    for (const auto& [tensor, graph] : graph_of_) keepers.insert(tensor);
     struct Candidate {
       bool keeps_no_graph;
       uint64_t size;
@@ -101,7 +127,7 @@ class KeptSearch {
       std::vector<TensorMemory> parts;
       const TensorReader::Result result = tensors_.read(all[i], parts);
       if (parts.empty() && result != TensorReader::Result::without) kept_.has_all = false;
-      const bool keeps_graph = keepers.count(reinterpret_cast<uintptr_t>(all[i])) != 0;
+      const bool keeps_graph = graph_of_.count(reinterpret_cast<uintptr_t>(all[i])) != 0;
       for (const TensorMemory& part : parts) {
         const StorageBegin begin{part.device, part.begin};
         if (!keeps_graph && !is_wanted(begin)) continue;
@@ -197,17 +223,9 @@ class KeptSearch {
 
 }  // namespace
 
-Kept read_kept(TensorReader& tensors, const py::object& torch, const py::object& checkpoint,
-               KeptOptions options, PyObject* objects, PyObject* frames, PyObject* exceptions) {
-  const bool reads_graphs = options.reads_graphs;
-  const GraphBounds bounds = options.graphs;
-  KeptSearch search(tensors, std::move(options));
-  if (reads_graphs) {
-    Graphs graphs(tensors, torch, checkpoint, bounds);
-    graphs.read(objects);
-    search.add_graphs(graphs);
-  }  // the nodes are dropped: a search counts references
-  return search.run(objects, frames, exceptions);
+Kept read_kept(TensorReader& tensors, const py::object& torch, KeptOptions options, PyObject* frames,
+               PyObject* exceptions) {
+  return KeptSearch(tensors, std::move(options)).run(torch, frames, exceptions);
 }
 
 }  // namespace pytracer

@@ -18,10 +18,13 @@ namespace pytracer {
 
 // Where the storage of a tensor begins: the device and the address.
 using StorageBegin = std::pair<int, uint64_t>;
+using Ranges = std::vector<std::pair<StorageBegin, uint64_t>>;  // where memory begins, and ends
 
 struct KeptOptions {
-  std::map<StorageBegin, uint64_t> owned;  // where memory with an owner begins, and ends
+  Ranges owned;  // memory with an owner
   std::set<int> devices;
+  bool has_all_blocks;  // if each block has an owner, nothing is looked at
+  Ranges blocks;        // that live, sorted
   bool reads_graphs;       // no other thread runs a backward pass
   GraphBounds graphs;
   size_t tensors;          // for how many holders are searched: those that keep graphs, then the largest
@@ -31,6 +34,8 @@ struct KeptOptions {
   Folders folders;
   // Models and optimizers, by weak references, whose holders are searched too.
   std::vector<PyObject*> roots;
+  // torch.utils.checkpoint's class of regions, and those of modules and optimizers; None: not imported.
+  PyObject *region, *module, *optimizer;
 };
 
 struct Kept {
@@ -40,6 +45,7 @@ struct Kept {
   std::map<StorageBegin, std::string> holders;          // "": nobody was found
   std::unordered_map<uintptr_t, std::string> tensors;   // the same, by the ids of tensors
   std::unordered_map<uintptr_t, std::string> roots;     // the same, by the ids of models and optimizers
+  py::list modules, optimizers;                         // all there are, by weak references
   bool have_gradients_graphs = false;  // of tensors that only C++ keeps: a gradient keeps its tensor
   std::vector<std::string> futures;                     // who holds those of torch
   size_t unsearched = 0;   // tensors for which the bounds left no room or time
@@ -48,8 +54,8 @@ struct Kept {
   uint64_t unread = 0;
 };
 
-// `objects`, `frames` and `exceptions`: as for find_holders(). Throws py::error_already_set.
-Kept read_kept(TensorReader& tensors, const py::object& torch, const py::object& checkpoint,
-               KeptOptions options, PyObject* objects, PyObject* frames, PyObject* exceptions);
+// `frames` and `exceptions`: as for find_holders(). Throws py::error_already_set, std::bad_alloc.
+Kept read_kept(TensorReader& tensors, const py::object& torch, KeptOptions options, PyObject* frames,
+               PyObject* exceptions);
 
 }  // namespace pytracer

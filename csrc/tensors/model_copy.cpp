@@ -42,6 +42,16 @@ PyObject* referent(PyObject* reference) {
 #endif
 }
 
+py::list references_to(const std::vector<PyObject*>& objects) {
+  py::list found;
+  for (PyObject* each : objects) {
+    if (const py::object reference = stolen(PyWeakref_NewRef(each, nullptr))) {
+      found.append(py::make_tuple(number_of(each), reference));
+    }
+  }
+  return found;
+}
+
 py::str short_class_name(PyTypeObject* type) {
   if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
     return plain_text(reinterpret_cast<PyHeapTypeObject*>(type)->ht_name);

@@ -86,6 +86,9 @@ class ModelCopy {
 // What a weak reference refers to, borrowed; null: it is gone.
 PyObject* referent(PyObject* reference);
 
+// The ids of objects, and weak references to them; without those whose classes have none.
+py::list references_to(const std::vector<PyObject*>& objects);
+
 // The name of a class, as `__name__`.
 py::str short_class_name(PyTypeObject* type);
 

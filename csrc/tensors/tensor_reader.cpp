@@ -220,8 +220,7 @@ TensorReader::Result TensorReader::read_sparse(PyObject* tensor, std::vector<Ten
 bool TensorReader::are_all_of_storage(const std::vector<PyObject*>& tensors) {
   if (storage_uses_.is_none() || !use_count_.descriptor) return false;
   const py::object kept = storage(tensors.front());  // one more use
-  // References: of this variable, of torch, and of the list of all objects if the object is older than that.
-  constexpr Py_ssize_t kOurs = 3;
+  constexpr Py_ssize_t kOurs = 2;  // references: of this variable, and of torch
   if (!kept || Py_REFCNT(kept.ptr()) > kOurs) return false;
   const py::object address = attribute_or_none(kept, "_cdata");
   uint64_t uses = 0;

@@ -49,7 +49,6 @@ class TensorReader {
   // Adds the memory of a tensor of two dense ones. RELEASES THE GIL.
   Result read_sparse(PyObject* tensor, std::vector<TensorMemory>& parts);
   // Whether these tensors, which share a storage, are all that has it: no other object, no C++.
-  // A list of all objects exists.
   bool are_all_of_storage(const std::vector<PyObject*>& tensors);
 
   py::object gradient(PyObject* tensor) { return get(grad_, tensor); }  // null: none

@@ -15,52 +15,7 @@ from weakref import ref
 
 import pytracer
 from pytracer import _core
-
-MARKS = {
-    " (inside a deque)": " (inside a deque, {} of at most {})",
-    " (inside a _lru_cache_wrapper)": " (inside a _lru_cache_wrapper, {} of at most {})",
-}
-"""How texts name a container that `csrc/holders/` cannot look into, and how one with a bound."""
-
-_ITEM, _ANY_ITEM = re.compile(r"\[\d+\]"), re.compile(r"\[[^]]*\]")
-
-
-def with_bounds(texts: list[str], hidden: list[str], seconds: float) -> list[str]:
-    """Return the texts of holders, with the number of items and the bound of bounded containers.
-
-    Args:
-        texts: The names of holders.
-        hidden: The folders of functions whose variables do not count.
-        seconds: The processor time that the search for containers takes at most.
-    """
-    has_marks = any(mark in text for text in texts for mark in MARKS)
-    if not has_marks and not any(map(_ITEM.search, texts)):
-        return texts
-    of_name: dict[str, tuple[int, int]] = {}
-    for name, length, most in _core.bounded_containers(not has_marks, hidden, seconds):
-        # Of two containers with one name, an item's text does not tell which one has it.
-        is_one = of_name.get(name, (length, most)) == (length, most)
-        of_name[name] = (length, most) if is_one else (0, 0)
-    return [_with_bound(text, of_name) for text in texts]
-
-
-def _with_bound(text: str, of_name: dict[str, tuple[int, int]]) -> str:
-    """Return the text with the bound of the first container in it, if that is known."""
-    for mark, bounded in MARKS.items():
-        before, found, after = text.partition(mark)
-        place = after.find(" of ")
-        while found and place >= 0:
-            length, bound = of_name.get(before + after[place:], (0, 0))
-            if bound:
-                return before + bounded.format(length, bound) + after
-            place = after.find(" of ", place + 1)
-    for item in _ITEM.finditer(text):
-        before, after = text[: item.start()], text[item.end() :]
-        length, bound = of_name.get(before + after[max(after.find(" of "), 0) :], (0, 0))
-        if bound:
-            return f"{before} (inside a list, {length} of at most {bound}){after}"
-    return text
-
+from pytracer.owners.registry import model_classes
 
 MAX_TENSORS = 20_000
 """For how many tensors holders are searched at most: those that keep graphs, then the largest."""
@@ -80,6 +35,7 @@ MAX_GRAPH_SECONDS = 0.2
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h
 _NO_TENSOR = "no Python tensor"  # csrc/holders/roots.h
+_ANY_ITEM = re.compile(r"\[[^]]*\]")
 _AUTOCASTS = "cuda", "cpu", "npu"
 
 Begin = tuple[int, int]
@@ -89,8 +45,9 @@ Begin = tuple[int, int]
 class HoldersNow:
     """The holders of tensors at one moment.
 
-    In the memory `owned` (address, bytes, device), only graphs are looked for. `roots` are models
-    and optimizers, and of each whether the list or dict that keeps it is wanted, too.
+    In the memory `owned` (address, bytes, device), only graphs are looked for. If `session`
+    knows all live blocks, and each has an owner, nothing is looked for. `roots` are models and
+    optimizers, and of each whether the list or dict that keeps it is wanted, too.
 
     Attributes:
         saved: What graphs keep without an owner: address, bytes, device, name.
@@ -100,6 +57,7 @@ class HoldersNow:
         unread: How many nodes of graphs could not be read.
         likely: What has memory that no Python tensor has.
         has_all: Whether a storage that is not in `found` has no tensor in Python.
+        models: All modules and all optimizers, unless nothing was looked for: ids and references.
     """
 
     def __init__(
@@ -107,16 +65,20 @@ class HoldersNow:
         torch: Any,
         owned: Iterable[tuple[int, int, int]],
         devices: Collection[int],
+        session: _core.Session | None,
         roots: "dict[int, tuple[ref[Any], bool]]",
         graph_passes: int | None,
         patience: float = 1,
     ) -> None:
         hidden, unnamed = ([f"{Path(str(each.__file__)).parent}/"] for each in (pytracer, torch))
+        checkpoint = sys.modules.get("torch.utils.checkpoint")
         now = _core.kept_tensors(
             torch,
-            sys.modules.get("torch.utils.checkpoint"),
+            (getattr(checkpoint, "_CheckpointFrame", None), *model_classes()),
             [*owned],
             {*devices},
+            session,
+            _allocated_bytes(torch, devices),
             graph_passes,
             MAX_NODES,
             MAX_GRAPH_SECONDS * patience,
@@ -130,6 +92,7 @@ class HoldersNow:
         )
         self.saved = now["saved"]
         self.unsearched, self.unread = now["unsearched"], now["unread"]
+        self.models = now["modules"], now["optimizers"]
         self.has_all = now["has_all"] and now["has_all_graphs"] and not now["unread"]
         texts, self.found = now["tensors"], now["holders"]
         later = now["later"]
@@ -155,11 +118,14 @@ class HoldersNow:
         for begin, text in self.found.items():
             if text == _NO_TENSOR:  # or a graph that was not read has it
                 self.found[begin] = self.likely if now["has_all_graphs"] else ""
-        # Without its bound, a container is accused of a leak.
-        seconds = MAX_SECONDS * patience / 2
-        for known in (self.found, self.of_roots):
-            named = with_bounds([*known.values()], hidden + unnamed, seconds)
-            known.update(zip(known, named, strict=True))
+
+
+def _allocated_bytes(torch: Any, devices: Collection[int]) -> dict[int, int]:
+    """Return how many bytes accelerators have allocated, as torch counts them; {}: it does not."""
+    with contextlib.suppress(Exception):  # torch is not initialised, or is another one
+        ask = (torch.npu if "torch_npu" in sys.modules else torch.cuda).memory_stats
+        return {each: ask(each)["requested_bytes.all.current"] for each in devices if each >= 0}
+    return {}
 
 
 def _likely_keeper(torch: Any, futures: list[str], *, have_graphs: bool) -> str:

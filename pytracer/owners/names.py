@@ -48,7 +48,7 @@ def named_modules(modules: list[ModuleCopy]) -> Iterator[tuple[str, ModuleCopy, 
             tree = [*submodules(root, visited)]
             if any(_has_tensors(module) for _, module in tree):
                 trees.append((root, tree))
-    prefixes = _PREFIXES.of([unwrapped(root) for root, _ in trees])
+    prefixes = PREFIXES.of([unwrapped(root) for root, _ in trees])
     for prefix, (root, tree) in zip(prefixes, trees, strict=True):
         for path, module in tree:
             yield f"{prefix}.{path}" if prefix and path else prefix or path, module, root
@@ -65,12 +65,14 @@ class _Prefixes:
 
     def __init__(self) -> None:
         self._known = WeakTable[str](2**18)
+        self._new: list[int] = []
 
     def of(self, roots: list[ModuleCopy]) -> list[str]:
         """Return the beginnings of the paths in these modules; "": none."""
         found = [self._known.get(root.number, root.reference) for root in roots]
         classes = Counter(root.class_name for root in roots)
         used, numbers = {*found} - {None}, Counter[str]()
+        self._new.clear()
         for position, root in enumerate(roots):
             if found[position] is not None:
                 continue
@@ -82,10 +84,16 @@ class _Prefixes:
             used.add(prefix)
             found[position] = prefix
             self._known.add(root.number, root.reference, prefix)
+            self._new.append(root.number)
         return [prefix or "" for prefix in found]
 
+    def forget_new(self) -> None:
+        """Forget the beginnings that the last call made, because there are more modules."""
+        for number in self._new:
+            self._known.forget(number)
 
-_PREFIXES = _Prefixes()
+
+PREFIXES = _Prefixes()
 
 
 def submodules(root: Any, visited: set[int] | None = None) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from pytracer.owners.copies import (
     copy_of_optimizer,
 )
 from pytracer.owners.holders import Begin, HoldersNow
-from pytracer.owners.names import named_tensors, outermost
+from pytracer.owners.names import PREFIXES, named_tensors, outermost
 from pytracer.owners.registry import REGISTRY
 
 MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
@@ -72,7 +72,8 @@ def what_may_be_read(torch: Any, used: Collection[int]) -> tuple[GradientRule, i
 class OwnersNow:
     """The owners of memory at one moment, on `devices`, of which those `used` have had an event.
 
-    Graphs and holders may take `patience` times as long as usual. Reading never raises.
+    `session` records them. Graphs and holders may take `patience` times as long as usual. Reading
+    never raises.
 
     Attributes:
         owners: The owners; of those with the same memory, the one that names it first.
@@ -85,27 +86,35 @@ class OwnersNow:
     """
 
     def __init__(
-        self, devices: Collection[int], used: Collection[int] = (), patience: float = 1
+        self,
+        devices: Collection[int],
+        used: Collection[int] = (),
+        patience: float = 1,
+        session: _core.Session | None = None,
     ) -> None:
-        self.owners: list[Owner] = []
-        self.unread = 0
-        self.unread_gradients = 0
-        self.holders: list[tuple[int, int, str]] = []
-        self.unheld = ""
-        self.unsearched = 0
-        self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
-        self._roots: dict[int, tuple[ref[Any], bool]] = {}
-        self._graph_passes: int | None = None
-        self._devices, self._used, self._patience = devices, used, patience
+        self._devices, self._used, self._patience, self._session = devices, used, patience, session
         self._torch: Any = sys.modules.get("torch")
-        if self._torch is None:
-            return
-        self._attempt(REGISTRY.search)
-        # Classes and modes of the program that intercept functions of tensors are not asked.
-        with self._torch._C.DisableTorchFunction():
-            self._attempt(self._read)
-            self._attempt(self._workspaces)
-            self._attempt(self._hold)
+        for _ in range(2):
+            self.owners: list[Owner] = []
+            self.unread = 0
+            self.unread_gradients = 0
+            self.holders: list[tuple[int, int, str]] = []
+            self.unheld = ""
+            self.unsearched = 0
+            self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
+            self._roots: dict[int, tuple[ref[Any], bool]] = {}
+            self._graph_passes: int | None = None
+            self._has_found_models = False
+            if self._torch is None:
+                break
+            # Classes and modes of the program that intercept functions of tensors are not asked.
+            with self._torch._C.DisableTorchFunction():
+                self._attempt(self._read)
+                self._attempt(self._workspaces)
+                self._attempt(self._hold)
+            if not self._has_found_models:
+                break
+            PREFIXES.forget_new()
 
     def _read(self) -> None:
         """Read what models and optimizers have."""
@@ -139,9 +148,9 @@ class OwnersNow:
     def _hold(self) -> None:
         """Read what graphs keep, unless another thread may change them, and who holds tensors."""
         owned = [owner[:3] for owner in self.owners]
-        now = HoldersNow(
-            self._torch, owned, self._devices, self._roots, self._graph_passes, self._patience
-        )
+        devices, roots, passes = self._devices, self._roots, self._graph_passes
+        now = HoldersNow(self._torch, owned, devices, self._session, roots, passes, self._patience)
+        self._has_found_models = REGISTRY.add(*now.models)  # that were copied or unpickled
         for address, size_bytes, device, name in now.saved:
             self._add_owner((address, size_bytes, device, _ACTIVATION, _SAVED, name))
         self.unread += now.unread
@@ -298,7 +307,8 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
     with harmless("a snapshot has no owners of memory: {error}", "owners"):
         marks = session.mark()
         used = [mark.device for mark in marks if mark.used]
-        now = OwnersNow({mark.device for mark in marks}, used, patience)
+        devices = {mark.device for mark in marks} - {_core.HOST_DEVICE}  # which has no tensor
+        now = OwnersNow(devices, used, patience, session)
         return _core.Owners(
             marks,
             now.owners,

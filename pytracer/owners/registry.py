@@ -88,10 +88,10 @@ class Registry:
         self._changing = threading.RLock()
 
     def _follow_torch(self) -> None:
-        modules = sys.modules.get("torch.nn.modules.module")
-        optimizers = sys.modules.get("torch.optim.optimizer")
-        if modules is None or optimizers is None:  # no torch
+        if None in model_classes():  # no torch
             return
+        modules = sys.modules["torch.nn.modules.module"]
+        optimizers = sys.modules["torch.optim.optimizer"]
         for register, hook in (
             (modules.register_module_parameter_registration_hook, self._registered),
             (modules.register_module_buffer_registration_hook, self._registered),
@@ -209,19 +209,21 @@ class Registry:
 
         Only the types of objects are looked at, so no code of the program runs.
         """
-        modules = sys.modules.get("torch.nn.modules.module")
-        optimizers = sys.modules.get("torch.optim.optimizer")
-        if modules is None or optimizers is None:  # no torch
-            return
+        if None not in (kinds := model_classes()):
+            self.add(*_core.live_references(*kinds))
+
+    def add(
+        self, modules: "list[tuple[int, ref[Any]]]", optimizers: "list[tuple[int, ref[Any]]]"
+    ) -> bool:
+        """Add modules and optimizers that exist; return whether there are new ones."""
         self._modules.forget_dead()
         self._optimizers.forget_dead()
-        kinds = modules.Module, optimizers.Optimizer
-        for kind, number, reference in _core.live_references(*kinds):
-            if kind == 0 and self._modules.get(number, reference) is None:
-                self._changes += 1
-                self.dropped += not self._modules.add(number, reference, True)
-            elif kind != 0 and self._optimizers.get(number, reference) is None:
-                self.dropped += not self._optimizers.add(number, reference, _Steps())
+        added = [self._modules.add(*new, True) for new in modules if not self._modules.get(*new)]
+        self._changes += len(added)
+        others = [each for each in optimizers if self._optimizers.get(*each) is None]
+        added += [self._optimizers.add(*new, _Steps()) for new in others]
+        self.dropped += added.count(False)
+        return any(added)
 
     def modules(self) -> "list[ref[Any]]":
         """Return references to the modules, in the order in which they were found."""
@@ -238,6 +240,13 @@ class Registry:
         """Return whether no module with parameters is in training mode; None if there is none."""
         modes = _core.training_modes(self.modules())
         return not any(modes) if modes else None
+
+
+def model_classes() -> tuple[Any, Any]:
+    """Return torch's classes of modules and of optimizers; None: not imported."""
+    modules = sys.modules.get("torch.nn.modules.module")
+    optimizers = sys.modules.get("torch.optim.optimizer")
+    return getattr(modules, "Module", None), getattr(optimizers, "Optimizer", None)
 
 
 def _is_being_imported() -> bool:

@@ -38,6 +38,10 @@ class WeakTable(Generic[Value]):
         self._kept[number] = reference, value
         return True
 
+    def forget(self, number: int) -> None:
+        """Leave out an object."""
+        self._kept.pop(number, None)
+
     def forget_dead(self) -> None:
         """Leave out the objects that are gone."""
         self._kept = {number: kept for number, kept in self._all() if _core.is_alive(kept[0])}

@@ -12,7 +12,6 @@ import gc
 import queue
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,18 +46,24 @@ class Trainer:
 def wanted() -> Any:
     """Return a tensor that the search of `holder` is for, as the only reference."""
     tensor = torch.zeros(3)
-    _wanted.append(weakref.ref(tensor))
+    _wanted.append(tensor.data_ptr())
     return tensor
 
 
-_wanted: list[Any] = []
+_wanted: list[int] = []
 TORCH = str(Path(torch.__file__).parent)
 
 
 def holder(seconds: float = 10.0, *hidden: str) -> str:
     """Return who holds the tensor that `wanted` has made."""
-    found = _core.holders_of([_wanted.pop()()], [*hidden], [TORCH], seconds)
-    return found[0]
+    return str(holders(seconds, *hidden)[-1, _wanted.pop()])
+
+
+def holders(seconds: float, *hidden: str) -> dict[tuple[int, int], str]:
+    """Return who holds the tensors of the CPU, by the device and the address."""
+    options: Any = None, 0, 0.0, 100_000, 100_000, False, seconds, [*hidden], [TORCH], []
+    found = _core.kept_tensors(torch, (None, None, None), [], {-1}, None, {}, *options)
+    return dict(found["holders"])
 
 
 # --- variables ------------------------------------------------------------------------------------

@@ -76,14 +76,3 @@ def test_the_bound_is_in_the_name(tracer: pytracer.Tracer, tmp_path: Path) -> No
         f"limited (inside a _Limited) of {of}",
     }
     del memory, free, nested, limited, ring, mixed
-
-
-def test_two_containers_of_one_name() -> None:
-    # GIVEN names that do not tell which of two containers an item is in
-    text = "kept (inside a deque)[0] of main()"
-    of_name = {"kept of main()": (0, 0)}
-    assert holders._with_bound(text, of_name) == text
-    # AND a name with " of " in itself
-    text = "x['a of b'] (inside a deque)['c of d'] of f(), which g of main() keeps"
-    of_name = {"x['a of b'] of f(), which g of main() keeps": (1, 2)}
-    assert holders._with_bound(text, of_name) == text.replace("deque)", "deque, 1 of at most 2)")

@@ -20,7 +20,7 @@ import torch
 from holder_programs import Trainer
 from torch.multiprocessing import reductions
 
-from pytracer import Tracer, _core
+from pytracer import Tracer
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.explanation import explain
 from pytracer.analysis.holder_names import folded
@@ -367,13 +367,11 @@ def test_each_of_many_small_tensors_has_a_holder(
 
 def test_what_was_not_searched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN more tensors than are searched, or no time
-    gc.collect()
-    kept = [torch.ones(1_000_001 + size) for size in range(7)]
     path = tmp_path / "file"
     for bound, value in (("MAX_TENSORS", 4), ("MAX_SECONDS", 0)):
         with monkeypatch.context() as patch, Tracer(device="cpu") as tracer:
             patch.setattr(holders, bound, value)
-            kept.append(torch.ones(1_000_001))
+            kept = [torch.ones(1_000_001 + size) for size in range(8)]
             tracer.dump(path)
         # THEN the file says so, the answer does, and so do all figures
         unsearched = load(path).metadata.tensors.unsearched
@@ -387,18 +385,17 @@ def test_what_was_not_searched_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 STOPPED = """
-import sys
-from pytracer import _core
+import torch
+from holder_programs import holders
 
-kept = [[object()] for _ in range(100_000)]
+kept = [torch.ones(1)]
 objects = [[number] for number in range(2_000_000)]  # which take a while
-target = kept.pop()
 found = []
 
 def search():
     for _ in range(3):
         print("searching", flush=True)
-        found.append(_core.holders_of([kept[0]], [], [], 2.0)[0])
+        found.append(holders(2.0)[-1, kept[0].data_ptr()])
 
 search()
 print(found)
@@ -407,9 +404,9 @@ print(found)
 
 def test_the_bound_is_one_of_the_processor(tmp_path: Path) -> None:
     # GIVEN a search that other processes keep from running, for longer than it may take
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, cwd=tmp_path
-    ) as process:
+    helpers = {**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[1] / "helpers")}
+    command = [sys.executable, "-c", STOPPED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env=helpers) as process:
         assert process.stdout is not None
         for _ in range(3):
             assert process.stdout.readline() == b"searching\n"
@@ -423,18 +420,18 @@ def test_the_bound_is_one_of_the_processor(tmp_path: Path) -> None:
         )
 
 
-def test_a_large_dict_is_looked_through_within_the_bound() -> None:
-    kept: dict[int, object] = dict.fromkeys(range(300_000))
-    kept |= {-number: torch.zeros(1) for number in range(1, 3001)}
-    targets = [value for value in kept.values() if value is not None]
-    texts = _core.holders_of(targets, [], [], 10.0)
+def test_a_large_dict_is_looked_through_within_the_bound(programs: Any) -> None:
     name = "kept[-{}] of test_a_large_dict_is_looked_through_within_the_bound()"
-    assert texts == [name.format(number) for number in range(1, 3001)]
+    # GIVEN tensors in a large dict, which are looked for in its order, as the largest come first
+    kept: dict[int, Any] = dict.fromkeys(range(300_000))
+    kept |= {-number: torch.zeros(4000 - number) for number in range(1, 3001)}
+    texts = programs.holders(10.0)
+    for number in range(1, 3001):
+        assert texts[-1, kept[-number].data_ptr()] == name.format(number)
     # AND where too many items would have to be looked at, the item is left out
-    targets = [value for value in kept.values() if value is not None][::-1]
-    assert _core.holders_of(targets, [], [], 10.0)[-1] == name.replace(
-        "-{}", "\N{HORIZONTAL ELLIPSIS}"
-    )
+    kept |= {-number: torch.zeros(number) for number in range(1, 3001)}
+    item = "\N{HORIZONTAL ELLIPSIS}"
+    assert programs.holders(10.0)[-1, kept[-1].data_ptr()] == name.replace("-{}", item)
 
 
 def _make_garbage() -> None:

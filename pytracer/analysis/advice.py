@@ -40,10 +40,12 @@ from pytracer.analysis.oom.reasons import Facts, Verdict
 from pytracer.analysis.oom.savings import lowering
 from pytracer.analysis.oom.trials import longest_lasting
 from pytracer.analysis.ooms import is_of_failure
+from pytracer.analysis.pinned_memory import PinnedMemory
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample
+from pytracer.reading.snapshot import Snapshot
 from pytracer.text import sentence, size
-from pytracer.variables import command_of, with_settings
+from pytracer.variables import command_of, format_settings, with_settings
 
 UNTESTED = "untested"  # the evidence for settings that were not simulated
 
@@ -180,6 +182,7 @@ def advise_at_peak(
     leaks: DeviceLeaks | None,
     of_streams: StreamMemory | None,
     host: HostGrowth | None,
+    pinned: PinnedMemory | None,
     growth: Growth | None,
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
@@ -189,6 +192,8 @@ def advise_at_peak(
         suggestions.append(Suggestion("", f"{sentence(remedy([growth]))}."))
     if host is not None and leaks is None:
         suggestions += _of_host(data, host)
+    if pinned is not None:
+        suggestions.append(_of_pinned(data.snapshot, pinned))
     if of_streams is not None:
         suggestions.append(Suggestion("", _OF_STREAMS[of_streams.kind]))
     elif is_much_unallocated(sample):
@@ -207,6 +212,20 @@ def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
         found.append(Suggestion(f"export PYTRACER_DEVICE={devices}", why))
     text = "memray names what takes host memory: start the program by `memray run`."
     return [*found, Suggestion("", text)]
+
+
+def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
+    """Return how torch takes less pinned memory."""
+    if pinned.limit_mib is None or pinned.limited_bytes is None:
+        return Suggestion("", "`torch._C._host_emptyCache()` returns what the program has freed.")
+    change = {"pinned_max_cached_size_mb": str(pinned.limit_mib)}
+    if not pinned.has_setting:
+        text = f"torch 2.13 or newer has {format_settings(change)}, with which it would take"
+        return Suggestion("", f"{text} {size(pinned.limited_bytes)}.")
+    own, version = snapshot.settings_text or "", snapshot.metadata.torch_version("cuda")
+    why = "Larger requests are then neither rounded nor kept: each is pinned anew."
+    command = command_of(with_settings(own, change, "cuda"), "cuda", version, own)
+    return Suggestion(command, why, f"With it, {size(pinned.limited_bytes)} would be taken")
 
 
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:

@@ -43,6 +43,7 @@ from pytracer.analysis.ooms import (
     out_of_memories,
     remainder,
 )
+from pytracer.analysis.pinned_memory import PinnedMemory, pinned_memory
 from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
@@ -90,6 +91,8 @@ class Explanation(BriefRepr):
             and after an out-of-memory error.
         host: The growth of host memory, of which no recorded device has more than half; None if it
             does not grow, for further devices of a file, and after an out-of-memory error.
+        pinned: Pinned host memory that torch took and the program did not request; None if it is
+            little, or unknown, for further devices of a file, and after an out-of-memory error.
         killed: How the process ended, if it did not write the file itself; else None.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
@@ -133,6 +136,7 @@ class Explanation(BriefRepr):
     most_reserved: UsageSample | None
     of_streams: StreamMemory | None
     host: HostGrowth | None
+    pinned: PinnedMemory | None
     killed: Killed | None
     limit_bytes: int | None
     why_unknown: str | None
@@ -231,6 +235,7 @@ def explain_device(
         most_reserved=None if at is None else sample_at(data, at),
         of_streams=stream_memory(data, at or entry or 0) if has_streams else None,
         host=host_growth(data) if oom is None else None,
+        pinned=pinned_memory(data) if oom is None else None,
         killed=snapshot.metadata.killed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
@@ -254,6 +259,7 @@ def explain_device(
             leaks if found.has_leak else None,
             found.of_streams,
             found.host,
+            found.pinned,
             found.growth,
         )
         return replace(found, suggestions=suggestions)

@@ -165,12 +165,12 @@ class TracerOptions:
         "for the running torch, which `pytracer doctor` reports. Not given: on where the library "
         "is there. `True`: the library is compiled if it is missing.",
     )
-    pinned_memory: Option[bool, bool] = Option(
-        *(False, "1|0", form.parse_bool, form.check_bool),
+    pinned_memory: Option[bool | None, bool | None] = Option(
+        *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
         "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as the device "
         "`host` next to the CUDA devices, for 200 to 300 ns more. pytracer wraps torch's allocator "
-        "until the process ends, which needs torch 2.8 or newer, and a hook that is compiled at "
-        "the first use.",
+        "until the process ends, which needs torch 2.8 or newer, and a hook. Not given: on where "
+        "the hook is there. `True`: the hook is compiled if it is missing.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),

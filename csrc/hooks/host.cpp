@@ -244,7 +244,7 @@ void report_segment(uint64_t address, const PinnedSegment& known, const pytracer
   segment.total_size = known.size;
   segment.allocated_size = known.state == PYTRACER_ACTIVE_ALLOCATED ? known.size : 0;
   segment.active_size = known.state == PYTRACER_INACTIVE ? 0 : known.size;
-  segment.requested_size = known.requested;
+  segment.requested_size = known.state == PYTRACER_INACTIVE ? 0 : known.requested;
   segment.device = PYTRACER_HOST_DEVICE;
   const pytracer_block block = {known.size, known.requested, known.state};
   segment.blocks = &block;

@@ -4,8 +4,9 @@ A file has the segments of its end. `layout_at` undoes the segment events from t
 blocks from the history.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -121,14 +122,29 @@ def _expandable_at(
     snapshot: Snapshot, device: int, entry: int, at_end: list[Segment]
 ) -> list[Segment]:
     """Return the mapped parts of expandable segments."""
-    trace, segments = snapshot.traces[device], _Segments(at_end)
-    events = _events(snapshot, device, entry, SEGMENT_MAP, SEGMENT_UNMAP)
-    for event in events[::-1].tolist():
-        if trace.action[event] == SEGMENT_MAP:
-            segments.remove(_part(trace, event))
+    trace = snapshot.traces[device]
+    events = _events(snapshot, device, entry, SEGMENT_MAP, SEGMENT_UNMAP)[::-1].tolist()
+    parts = [*at_end, *(_part(trace, event) for event in events)]
+    is_mapped = [True] * len(at_end) + [trace.action[event] == SEGMENT_UNMAP for event in events]
+    cuts = sorted({bound for part in parts for bound in (part.address, part.end)})
+    part_of: list[Segment | None] = [None] * len(cuts)  # of each piece between two cuts
+    for part, is_added in zip(parts, is_mapped, strict=True):
+        pieces = range(bisect_left(cuts, part.address), bisect_left(cuts, part.end))
+        for piece in pieces:
+            if (part_of[piece] is None) != is_added:
+                raise PytracerError(_misfit(part.address))
+            part_of[piece] = part if is_added else None
+    found: list[Segment] = []
+    for (begin, end), part in zip(pairwise(cuts), part_of, strict=False):
+        if part is None:
+            continue
+        piece = replace(part, address=begin, size_bytes=end - begin)
+        before = found[-1] if found else piece
+        if before.end == begin and _belong_together(before, part):
+            found[-1] = replace(before, size_bytes=end - before.address)
         else:
-            segments.add(_part(trace, event))
-    return segments.all()
+            found.append(piece)
+    return found
 
 
 def _events(snapshot: Snapshot, device: int, entry: int, *actions: int) -> Column:
@@ -190,55 +206,6 @@ def _with_blocks(segments: list[Segment], blocks: Lifetimes | Blocks, rows: Colu
     if np.any(block_segment < 0):
         raise PytracerError("a block is in no segment")
     return Layout(segments, block_segment, address, blocks.size_bytes[rows], blocks.stack[rows])
-
-
-class _Segments:
-    """Mapped parts of expandable segments by address, which are added and removed."""
-
-    def __init__(self, segments: list[Segment]) -> None:
-        self._begins = [segment.address for segment in segments]
-        self._by_begin = {segment.address: segment for segment in segments}
-
-    def all(self) -> list[Segment]:
-        return [self._by_begin[begin] for begin in self._begins]
-
-    def add(self, part: Segment) -> None:
-        """Add a part, joined with the mapped parts of its expandable segment around it."""
-        before, after = self._around(part.address)
-        if before is not None and before.end == part.address and _belong_together(before, part):
-            self._drop(before)
-            part = replace(before, size_bytes=before.size_bytes + part.size_bytes)
-        if after is not None and part.end == after.address and _belong_together(part, after):
-            self._drop(after)
-            size_bytes = part.size_bytes + after.size_bytes
-            part = replace(after, address=part.address, size_bytes=size_bytes)
-        self._put(part)
-
-    def remove(self, part: Segment) -> None:
-        """Remove a part, which may leave a piece of the segment on each side."""
-        found, _ = self._around(part.address)
-        if found is None or found.end < part.end:
-            raise PytracerError(_misfit(part.address))
-        self._drop(found)
-        if found.address < part.address:
-            self._put(replace(found, size_bytes=part.address - found.address))
-        if part.end < found.end:
-            self._put(replace(found, address=part.end, size_bytes=found.end - part.end))
-
-    def _around(self, address: int) -> tuple[Segment | None, Segment | None]:
-        """Return the last segment that begins at an address or before, and the next one."""
-        at = bisect_right(self._begins, address)
-        before = self._by_begin[self._begins[at - 1]] if at else None
-        after = self._by_begin[self._begins[at]] if at < len(self._begins) else None
-        return before, after
-
-    def _put(self, segment: Segment) -> None:
-        self._begins.insert(bisect_right(self._begins, segment.address), segment.address)
-        self._by_begin[segment.address] = segment
-
-    def _drop(self, segment: Segment) -> None:
-        self._begins.pop(bisect_right(self._begins, segment.address) - 1)
-        del self._by_begin[segment.address]
 
 
 def _belong_together(first: Segment, second: Segment) -> bool:

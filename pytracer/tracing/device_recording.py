@@ -113,7 +113,7 @@ class DeviceRecording:
             f"{backend}:{index}"
             for backend, present in attached.items()
             for index in present
-            if index not in before.get(backend, [])
+            if backend != HOST and index not in before.get(backend, [])
         ]
         if new and before and "cpu" in self.options.device:
             error = HookError(
@@ -233,7 +233,7 @@ class DeviceRecording:
     @property
     def is_going_on(self) -> bool:
         """Whether anything is recorded; hooks that wait for torch to initialise may fail later."""
-        return self.session.recording and not all(map(HOOKS.late_problem, self.indices))
+        return self.session.recording and not all(map(HOOKS.late_problem, {*self.indices} - {HOST}))
 
     @property
     def has_forward_stacks(self) -> bool:

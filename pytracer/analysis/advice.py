@@ -216,16 +216,17 @@ def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
 
 def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
     """Return how torch takes less pinned memory."""
-    if pinned.limit_mib is None or pinned.limited_bytes is None:
+    if pinned.limit_mib is None:
         return Suggestion("", "`torch._C._host_emptyCache()` returns what the program has freed.")
     change = {"pinned_max_cached_size_mb": str(pinned.limit_mib)}
-    if not pinned.has_setting:
-        text = f"torch 2.13 or newer has {format_settings(change)}, with which it would take"
-        return Suggestion("", f"{text} {size(pinned.limited_bytes)}.")
     own, version = snapshot.settings_text or "", snapshot.metadata.torch_version("cuda")
-    why = "Larger requests are then neither rounded nor kept: each is pinned anew."
     command = command_of(with_settings(own, change, "cuda"), "cuda", version, own)
-    return Suggestion(command, why, f"With it, {size(pinned.limited_bytes)} would be taken")
+    gain = f"{size(pinned.limited_bytes)} would be taken"
+    if "max_cached_size" not in snapshot.allocator_settings:
+        text = f"torch 2.13 and newer have {format_settings(change)}, with which {gain}."
+        return Suggestion("", text)
+    why = "Larger requests are then neither rounded nor kept: each is pinned anew."
+    return Suggestion(command, why, f"With it, {gain}")
 
 
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:

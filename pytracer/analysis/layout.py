@@ -129,21 +129,19 @@ def _expandable_at(
     cuts = sorted({bound for part in parts for bound in (part.address, part.end)})
     part_of: list[Segment | None] = [None] * len(cuts)  # of each piece between two cuts
     for part, is_added in zip(parts, is_mapped, strict=True):
-        pieces = range(bisect_left(cuts, part.address), bisect_left(cuts, part.end))
-        for piece in pieces:
-            if (part_of[piece] is None) != is_added:
+        for number in range(bisect_left(cuts, part.address), bisect_left(cuts, part.end)):
+            if (part_of[number] is None) != is_added:
                 raise PytracerError(_misfit(part.address))
-            part_of[piece] = part if is_added else None
+            part_of[number] = part if is_added else None
     found: list[Segment] = []
-    for (begin, end), part in zip(pairwise(cuts), part_of, strict=False):
-        if part is None:
+    for (begin, end), source in zip(pairwise(cuts), part_of, strict=False):
+        if source is None:
             continue
-        piece = replace(part, address=begin, size_bytes=end - begin)
-        before = found[-1] if found else piece
-        if before.end == begin and _belong_together(before, part):
-            found[-1] = replace(before, size_bytes=end - before.address)
-        else:
-            found.append(piece)
+        piece = replace(source, address=begin, size_bytes=end - begin)
+        if found and found[-1].end == begin and _belong_together(found[-1], piece):
+            before = found.pop()
+            piece = replace(piece, address=before.address, size_bytes=end - before.address)
+        found.append(piece)
     return found
 
 

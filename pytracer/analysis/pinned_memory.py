@@ -10,13 +10,11 @@ import numpy as np
 from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.layout import segments_at
 from pytracer.analysis.stream_memory import main_site, main_site_text
-from pytracer.errors import PytracerError
-from pytracer.reading.snapshot import SEGMENT_ALLOC, SNAPSHOT, Frame, Snapshot, used_devices
+from pytracer.reading.snapshot import SEGMENT_ALLOC, SNAPSHOT, Frame, used_devices
 from pytracer.text import size
 
-_LEAST_BYTES, _LEAST_PART = 128 * 2**20, 0.2  # the least that was taken without a request
-_MIB = 2**20
-_LARGEST = 40  # the largest limit of a setting is this power of two
+_LEAST_BYTES, _LEAST_PART = 128 * 2**20, 0.2  # the least that was taken and not requested
+_LIMITS_MIB = [2**power for power in range(20, -1, -1)]
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,7 @@ class PinnedMemory:
         cached_bytes: The bytes that were free, and kept for further requests.
         call_site: The line for which torch took most; None if it is unknown.
         limit_mib: The `pinned_max_cached_size_mb` that helps; None if none does.
-        limited_bytes: The bytes that torch would have taken with it; None without it.
-        has_setting: Whether this version of torch has the setting.
+        limited_bytes: The bytes that torch would have taken with it.
     """
 
     taken_bytes: int
@@ -40,8 +37,7 @@ class PinnedMemory:
     cached_bytes: int
     call_site: Frame | None
     limit_mib: int | None
-    limited_bytes: int | None
-    has_setting: bool
+    limited_bytes: int
 
 
 def pinned_memory(data: DeviceData) -> PinnedMemory | None:
@@ -57,30 +53,49 @@ def pinned_memory(data: DeviceData) -> PinnedMemory | None:
     usage, trace = host.history.usage, host.trace
     if not host.history.is_known:
         return None
+    times = (each.time_us[each.action != SNAPSHOT] for each in snapshot.traces)
     first = max(int(usage.reserved_bytes.argmax()), 1)
-    middle = (int(trace.time_us[first - 1]) + _end_us(snapshot)) / 2
+    middle = (int(trace.time_us[first - 1]) + max(int(each.max(initial=0)) for each in times)) / 2
     entry = max(first, int(np.searchsorted(trace.time_us, middle, "right")))
     entry += int(usage.requested_bytes[entry:].argmax())
-    taken, active = int(usage.reserved_bytes[entry]), int(usage.active_bytes[entry])
-    requested = int(usage.requested_bytes[entry])
+    requested, active, taken = (
+        int(column[entry])
+        for column in (usage.requested_bytes, usage.active_bytes, usage.reserved_bytes)
+    )
     if taken - requested < max(_LEAST_BYTES, _LEAST_PART * taken):
         return None
     is_new = trace.action == SEGMENT_ALLOC
-    limit, limited = _limit(host, entry, taken)
-    return PinnedMemory(
-        taken_bytes=taken,
-        requested_bytes=requested,
-        rounding_bytes=active - requested,
-        cached_bytes=taken - active,
-        call_site=main_site(host, trace.stack[is_new], trace.size_bytes[is_new]),
-        limit_mib=limit,
-        limited_bytes=limited,
-        has_setting="max_cached_size" in snapshot.allocator_settings,
-    )
+    site = main_site(host, trace.stack[is_new], trace.size_bytes[is_new])
+    limit = _limit(host, entry, taken)
+    return PinnedMemory(taken, requested, active - requested, taken - active, site, *limit)
+
+
+def _limit(host: DeviceData, entry: int, taken: int) -> tuple[int | None, int]:
+    """Return the largest `pinned_max_cached_size_mb` that helps, and what would be taken then.
+
+    Larger requests are neither rounded up nor kept when they are free. Of the setting that prevents
+    only rounding, torch 2.13 overruns blocks: its issue 192722.
+    """
+    blocks = host.history.blocks
+    active = blocks.at(blocks.are_active_at(entry))
+    segments, used = segments_at(host.snapshot, host.device, entry), {*active.address.tolist()}
+    free = np.array([each.size_bytes for each in segments if each.address not in used], np.int64)
+
+    def taken_with(limit_mib: int) -> int:
+        limit, requested = limit_mib * 2**20, active.requested_bytes
+        kept = np.where(requested > limit, requested, active.size_bytes)
+        return int(kept.sum() + free[free <= limit].sum())
+
+    least = taken_with(1)
+    if taken - least < _LEAST_BYTES:
+        return None, taken
+    found = (each for each in _LIMITS_MIB if 10 * (taken_with(each) - least) <= taken - least)
+    limit = next(found)
+    return limit, taken_with(limit)
 
 
 def pinned_text(found: PinnedMemory) -> str:
-    """Return sentences about pinned memory that was taken and not requested."""
+    """Return what was taken, requested, and why, as a part of an answer."""
     requested = f"{size(found.requested_bytes)} requested"
     parts = []
     if found.rounding_bytes:
@@ -91,36 +106,3 @@ def pinned_text(found: PinnedMemory) -> str:
     taken = f"{size(found.taken_bytes)} of pinned memory were taken"
     why = " and ".join(parts) + main_site_text(found.call_site)
     return f"{taken}, {requested}: {why}"
-
-
-def _end_us(snapshot: Snapshot) -> int:
-    """Return the time of the last event of any device."""
-    times = (trace.time_us[trace.action != SNAPSHOT] for trace in snapshot.traces)
-    return max(int(each[-1]) for each in times if len(each))
-
-
-def _limit(host: DeviceData, entry: int, taken: int) -> tuple[int | None, int | None]:
-    """Return the largest `pinned_max_cached_size_mb` that helps, and what would be taken then.
-
-    Larger requests are neither rounded up nor kept when they are free.
-    """
-    blocks = host.history.blocks
-    active = blocks.at(blocks.are_active_at(entry))
-    try:
-        segments = segments_at(host.snapshot, host.device, entry)
-    except PytracerError:
-        return None, None
-    used = {*active.address.tolist()}
-    free = np.array([each.size_bytes for each in segments if each.address not in used], np.int64)
-
-    def taken_with(limit: int) -> int:
-        is_exact = active.requested_bytes > limit
-        kept = np.where(is_exact, active.requested_bytes, active.size_bytes)
-        return int(kept.sum() + free[free <= limit].sum())
-
-    least = taken_with(_MIB)
-    if taken - least < _LEAST_BYTES:
-        return None, None
-    limits = (1 << power for power in range(_LARGEST, 19, -1))
-    limit = next(each for each in limits if 10 * (taken_with(each) - least) <= taken - least)
-    return limit // _MIB, taken_with(limit)

@@ -69,13 +69,11 @@ class Hooks:
 
         `build`: whether it is built if no folder has it.
         """
-        if HOST not in self._attached:
-            found = self._find(HOST) if build else self.builder.find(HOST)
-            if found is None:
-                return False
+        find = self._find if build else self.builder.find
+        if HOST not in self._attached and (found := find(HOST)):
             self.load_core().attach_hook(os.fsencode(found.path))
             self._attached.add(HOST)
-        return True
+        return HOST in self._attached
 
     def attach_autograd(self, *, build: bool) -> None:
         """Attach the library that reads autograd's state; `build` it first if no folder has it.

@@ -21,7 +21,8 @@ from accelerator.parity import CLOSE_US, require_same
 from contexts import with_context
 from processes import environment, run
 
-from pytracer import Tracer
+from pytracer import Tracer, show
+from pytracer.analysis.explanation import explain
 from pytracer.analysis.history import replay
 from pytracer.analysis.report import stats
 from pytracer.reading.reader import load
@@ -238,6 +239,70 @@ def test_threads_share_the_allocator(device: ModuleType) -> None:
         snapshot = load(content)
         assert snapshot.host_device is not None
         assert replay(snapshot, snapshot.host_device).exact_from == 0
+
+
+def pin(*mib: int) -> list[torch.Tensor]:
+    return [torch.empty(each << 20, dtype=torch.uint8, pin_memory=True) for each in mib]
+
+
+def work() -> None:
+    for _ in range(2000):
+        torch.empty(1000, device="cuda")
+
+
+def burst() -> list[torch.Tensor]:
+    pin(*[64] * 8)
+    work()
+    return pin(64)
+
+
+def replaced() -> list[torch.Tensor]:
+    small = pin(300)
+    large = pin(600)
+    del small
+    return large
+
+
+def reused() -> list[torch.Tensor]:
+    for _ in range(20):
+        held = pin(*[64] * 8)
+        work()
+    return held
+
+
+@pytest.mark.parametrize(
+    ("program", "figures"),
+    {
+        lambda: pin(70, 70, 70, 70): (512, 280, 232, 0, 64, 280),
+        burst: (512, 64, 0, 448, 32, 64),
+        replaced: (1536, 600, 424, 512, 256, 600),
+        # AND nothing is said of programs that request powers of two, and what they free once more
+        lambda: pin(256, 512): None,
+        reused: None,
+    }.items(),
+    ids=["rounding", "burst", "replaced", "exact", "reused"],
+)
+def test_what_was_taken_and_requested(
+    tmp_path: Path,
+    program: Callable[[], list[torch.Tensor]],
+    figures: tuple[int, ...] | None,
+) -> None:
+    # WHEN a program pins memory, by default options
+    with Tracer(tmp_path / "x.pickle", device="cuda"):
+        held = program()
+        work()
+    # THEN the answer has what torch took in MiB, and what it would take with the advised setting
+    found = explain(load(tmp_path / "x.pickle"))[0].pinned
+    shown = "\n".join(str(show(tmp_path)).split())
+    assert ("pinned" in shown) == (figures is not None) == bool(held and found)
+    if found is not None and figures is not None:
+        taken, requested, rounding, cached, limit, limited = figures
+        sizes = [taken, requested, rounding, cached, limited]
+        names = ("taken", "requested", "rounding", "cached", "limited")
+        assert [getattr(found, f"{name}_bytes") >> 20 for name in names] == sizes
+        assert f"pinned_max_cached_size_mb:{limit}" in shown
+        assert found.call_site is not None
+        assert found.call_site.name in ("pin", "<listcomp>")
 
 
 OLDER = """

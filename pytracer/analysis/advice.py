@@ -8,8 +8,8 @@
 import shlex
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
     AUTOCAST,
@@ -30,7 +30,6 @@ from pytracer.analysis.holders import Holder, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
-    Growth,
     holder_of,
     leaks_of,
     remedy,
@@ -41,11 +40,13 @@ from pytracer.analysis.oom.savings import lowering
 from pytracer.analysis.oom.trials import longest_lasting
 from pytracer.analysis.ooms import is_of_failure
 from pytracer.analysis.pinned_memory import PinnedMemory
-from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import sentence, size
 from pytracer.variables import command_of, format_settings, with_settings
+
+if TYPE_CHECKING:
+    from pytracer.analysis.explanation import Explanation
 
 UNTESTED = "untested"  # the evidence for settings that were not simulated
 
@@ -174,33 +175,25 @@ def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]
 
 
 def advise_at_peak(
-    data: DeviceData,
-    sample: UsageSample,
-    held: Sequence[Holder],
-    categories: Sequence[CategoryUsage],
-    recomputed_bytes: int,
-    leaks: DeviceLeaks | None,
-    of_streams: StreamMemory | None,
-    host: HostGrowth | None,
-    pinned: PinnedMemory | None,
-    growth: Growth | None,
+    data: DeviceData, found: "Explanation", recomputed_bytes: int
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
     path = shlex.quote(data.snapshot.path)
+    leaks = found.leaks if found.has_leak else None
     suggestions = [] if leaks is None else _of_leak(path, leaks)
-    if growth is not None:
-        suggestions.append(Suggestion("", f"{sentence(remedy([growth]))}."))
-    if host is not None and leaks is None:
-        suggestions += _of_host(data, host)
-    if pinned is not None:
-        suggestions.append(_of_pinned(data.snapshot, pinned))
-    if of_streams is not None:
-        suggestions.append(Suggestion("", _OF_STREAMS[of_streams.kind]))
-    elif is_much_unallocated(sample):
+    if found.growth is not None:
+        suggestions.append(Suggestion("", f"{sentence(remedy([found.growth]))}."))
+    if found.host is not None and leaks is None:
+        suggestions += _of_host(data, found.host)
+    if found.pinned is not None:
+        suggestions.append(_of_pinned(data.snapshot, found.pinned))
+    if found.of_streams is not None:
+        suggestions.append(Suggestion("", _OF_STREAMS[found.of_streams.kind]))
+    elif is_much_unallocated(found.most_reserved or found.sample):
         suggestions += _of_search(data, path)
-    texts = lowering(categories, recomputed_bytes=recomputed_bytes)
+    texts = lowering(found.categories, recomputed_bytes=recomputed_bytes)
     less = [Suggestion("", text) for text in texts]
-    return [*suggestions, *less, *_for_next_run(data, held)]
+    return [*suggestions, *less, *_for_next_run(data, found.holders)]
 
 
 def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:

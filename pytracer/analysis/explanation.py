@@ -206,7 +206,7 @@ def explain_device(
     if sample is None:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
     at = _most_reserved(data, sample) if oom is None else None
-    has_streams = oom is None and history.is_known
+    has_streams = oom is None and history.is_known and not data.is_cpu
     fitting = None
     if simulation is not None and all(trial.is_exact for trial in simulation.trials):
         fitting = [trial.name for trial in simulation.trials if not trial.is_refuted]
@@ -250,19 +250,7 @@ def explain_device(
         unsearched=_unsearched(snapshot, leaks),
     )
     if oom is None:
-        suggestions = advise_at_peak(
-            data,
-            found.most_reserved or sample,
-            found.holders,
-            found.categories,
-            recomputed_bytes(held),
-            leaks if found.has_leak else None,
-            found.of_streams,
-            found.host,
-            found.pinned,
-            found.growth,
-        )
-        return replace(found, suggestions=suggestions)
+        return replace(found, suggestions=advise_at_peak(data, found, recomputed_bytes(held)))
     facts = _facts(oom, held, found, simulation)
     reasons = verdicts(facts)
     is_leak = any(verdict.kind == LEAK for verdict in reasons)

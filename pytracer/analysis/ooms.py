@@ -145,13 +145,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
         is_last_and_exact = event == events[-1] and sample is not None and sample.is_exact
         stream = int(trace.stream[event])
         free_of = free_segments(data, event, event == at_end) if is_last_and_exact else None
-        own_free = own_segments = own_streams = own_largest = None
-        if free_of is not None:
-            own = own_pool(trace, event, free_of)
-            own_free, own_segments = sum(part.free for part in own.values()), len(own)
-            own_streams = len({each.stream for each in own})
-            pieces = (part.largest for each, part in own.items() if each.stream == stream)
-            own_largest = max(pieces, default=0)
+        own = None if free_of is None else own_pool(trace, event, free_of)
         reserved = None if sample is None else sample.reserved_bytes
         fits = partial(_fits, sample=sample)
         available = free
@@ -169,10 +163,16 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 available_bytes=available,
                 limit_bytes=limit,
                 free_in_segments_bytes=None if sample is None else sample.free_bytes,
-                own_pool_free_bytes=own_free,
-                own_pool_segments=own_segments,
-                own_pool_streams=own_streams,
-                own_pool_largest_bytes=own_largest,
+                own_pool_free_bytes=None
+                if own is None
+                else sum(part.free for part in own.values()),
+                own_pool_segments=None if own is None else len(own),
+                own_pool_streams=None if own is None else len({each.stream for each in own}),
+                own_pool_largest_bytes=None
+                if own is None
+                else max(
+                    (part.largest for each, part in own.items() if each.stream == stream), default=0
+                ),
                 other_pool=None if free_of is None else other_pool(data, event, free_of),
                 fits_in_largest_block=fits(requested, "largest_free_bytes"),
                 fits_in_free_blocks=fits(requested, "free_bytes"),

@@ -28,12 +28,7 @@ from pytracer.analysis.holder_names import (
 )
 from pytracer.analysis.holders import Holder, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
-from pytracer.analysis.leaks.results import (
-    DeviceLeaks,
-    holder_of,
-    leaks_of,
-    remedy,
-)
+from pytracer.analysis.leaks.results import DeviceLeaks, holder_of, leaks_of, remedy
 from pytracer.analysis.oom import reasons
 from pytracer.analysis.oom.reasons import Facts, Verdict
 from pytracer.analysis.oom.savings import lowering

@@ -6,11 +6,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pytracer.analysis.advice import (
-    Suggestion,
-    advise_after_oom,
-    advise_at_peak,
-)
+from pytracer.analysis.advice import Suggestion, advise_after_oom, advise_at_peak
 from pytracer.analysis.alike_rows import AlikeModules, AlikeSteps, alike_modules, alike_steps
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.blocks import Blocks, held_at

@@ -169,8 +169,8 @@ class TracerOptions:
         *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
         "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as the device "
         "`host` next to the CUDA devices, for 200 to 300 ns more. pytracer wraps torch's allocator "
-        "until the process ends, which needs torch 2.8 or newer, and a hook. Not given: on where "
-        "the hook is there. `True`: the hook is compiled if it is missing.",
+        "until the process ends, which needs torch 2.8 and a hook. Not given: on where "
+        "it is there. `True`: it is compiled if missing.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),

@@ -25,6 +25,7 @@
 #include "hook_abi.h"
 #include "host_forwarding.h"
 #include "pinned_memory.h"
+#include "trace_entry.h"
 
 namespace c10::CachingAllocator {
 class AcceleratorAllocatorConfig;  // torch 2.8 has none
@@ -43,7 +44,8 @@ struct Report {
     if (__atomic_load_n(g_enabled, __ATOMIC_ACQUIRE) == 0) return;
     pytracer_event event{};
     event.address = address;
-    event.size = segment.size;
+    const bool is_block = action <= PYTRACER_FREE_COMPLETED;
+    event.size = is_block ? segment.requested : segment.size;
     event.pool_high = segment.pool_high;
     event.pool_low = segment.pool_low;
     event.device = PYTRACER_HOST_DEVICE;
@@ -89,39 +91,35 @@ std::vector<PinnedState> states(Host& base) {
 // type of stream.
 using Block = at::HostBlock<c10::Stream>;
 
-template <class Any, class = void>
-struct has_owning_pool : std::false_type {};
-template <class Any>
-struct has_owning_pool<Any, std::void_t<decltype(std::declval<const Any&>().owning_pool_)>>
-    : std::true_type {};
+PYTRACER_FIELD(owning_pool_);
+PYTRACER_FIELD(pinned_max_cached_size);
 
 template <class Any>
 bool describe(const Any& block, const void* data, PinnedSegment& segment) {
   if (block.ptr_ != data) return false;
   segment.size = block.size_;
   segment.context = &block;
-  if constexpr (has_owning_pool<Any>::value) {
+  if constexpr (has_owning_pool_<Any>::value) {
     segment.pool_high = block.owning_pool_.first;
     segment.pool_low = block.owning_pool_.second;
   }
   return true;
 }
 
-template <class Config, class = void>
-struct MostCached {
-  static bool holds(uint64_t) noexcept { return true; }
-};
 template <class Config>
-struct MostCached<Config, std::void_t<decltype(Config::pinned_max_cached_size())>> {
-  static bool holds(uint64_t size) { return size <= Config::pinned_max_cached_size(); }
-};
+bool is_cached(uint64_t size) {
+  if constexpr (has_pinned_max_cached_size<Config>::value) {
+    return size <= Config::pinned_max_cached_size();
+  }
+  return true;
+}
 using c10::CachingAllocator::AcceleratorAllocatorConfig;
 
 void delete_traced(void* context) {
   const auto address = reinterpret_cast<uint64_t>(static_cast<const Block*>(context)->ptr_);
   update([&](auto& memory) {
     memory.requested(address, context, kTellsState<at::HostAllocator>,
-                     &MostCached<AcceleratorAllocatorConfig>::holds);
+                     &is_cached<AcceleratorAllocatorConfig>);
   });
   g_base_delete.load(std::memory_order_relaxed)(context);
 }
@@ -137,6 +135,7 @@ class TracedAllocator final : public Forwards<at::HostAllocator> {
     g_base_delete.compare_exchange_strong(base_delete, block.get_deleter());
     base_delete = g_base_delete.load(std::memory_order_relaxed);
     PinnedSegment segment;
+    segment.requested = size;
     if (!describe(*static_cast<const Block*>(context), data, segment)) return block;
     update([&](auto& memory) {
       const auto address = reinterpret_cast<uint64_t>(data);
@@ -245,9 +244,9 @@ void report_segment(uint64_t address, const PinnedSegment& known, const pytracer
   segment.total_size = known.size;
   segment.allocated_size = known.state == PYTRACER_ACTIVE_ALLOCATED ? known.size : 0;
   segment.active_size = known.state == PYTRACER_INACTIVE ? 0 : known.size;
-  segment.requested_size = known.size;
+  segment.requested_size = known.state == PYTRACER_INACTIVE ? 0 : known.requested;
   segment.device = PYTRACER_HOST_DEVICE;
-  const pytracer_block block = {known.size, known.size, known.state};
+  const pytracer_block block = {known.size, known.requested, known.state};
   segment.blocks = &block;
   segment.block_count = 1;
   sink.segment(sink.context, &segment);

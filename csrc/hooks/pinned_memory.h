@@ -4,8 +4,8 @@
 //
 // 1. Methods are called under the hook's lock, in an order that threads cannot swap for one address:
 //    took() after torch's allocator has returned, requested() before it is called.
-// 2. `Report` gets the events that torch's own recorder of pinned memory would write, with their
-//    sizes: report(action, address, segment). It never throws.
+// 2. `Report` gets the events that torch's own recorder of pinned memory would write:
+//    report(action, address, segment). It never throws.
 // 3. Bounded by kMaxSegments. Methods may throw std::bad_alloc, and then know less than there is.
 #pragma once
 
@@ -24,6 +24,7 @@ constexpr size_t kMaxSegments = 1u << 17;
 
 struct PinnedSegment {
   uint64_t size = 0;
+  uint64_t requested = 0;  // by the program, for the block
   uint64_t pool_high = 0, pool_low = 0;
   const void* context = nullptr;  // the block's context in torch; null: unknown
   uint64_t order = 0;             // of the request of its free, or of its completion
@@ -52,7 +53,7 @@ class PinnedMemory {
   void seed(const PinnedState& state) {
     if (!has_room()) return;
     PinnedSegment& segment = segments_[state.address];
-    segment = {state.size, state.pool_high, state.pool_low};
+    segment = {state.size, state.size, state.pool_high, state.pool_low};
     segment.order = ++order_;
     segment.state = state.allocated ? PYTRACER_ACTIVE_ALLOCATED
                     : state.active  ? PYTRACER_ACTIVE_PENDING_FREE
@@ -139,7 +140,7 @@ class PinnedMemory {
     if (!has_room()) return;
     unpinned(address);
     PinnedSegment segment;
-    segment.size = size;
+    segment.size = segment.requested = size;
     took(address, segment);
   }
   void unpinned(uint64_t address) {

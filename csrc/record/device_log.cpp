@@ -57,9 +57,10 @@ void DeviceLog::write_requested_alone() noexcept {
 void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
                               Capture* capture) noexcept {
   std::lock_guard lock(writer_lock_);
-  // As in torch's own snapshots, the marker is an event after those of its own snapshot.
+  // As in torch's own snapshots, the marker is an event after those of its own snapshot. torch writes
+  // none into the trace of pinned memory.
   if (capture != nullptr) begin_capture_locked(*capture);
-  if (mode_.load(std::memory_order_relaxed) == Mode::on) {
+  if (device_ != PYTRACER_HOST_DEVICE && mode_.load(std::memory_order_relaxed) == Mode::on) {
     write_requested_alone();
     ring_->append(event(marker, PYTRACER_SNAPSHOT, marker.size, 0, 0, phase));
   }

@@ -90,8 +90,10 @@ AllocatorState restored_segments(const DeviceView& device) {
       const auto next = std::next(block);
       const uint64_t room = (next != end ? std::min(next->address, to) : to) - block->address;
       if (known == reserved.end()) take_place_of_block(block->address);
-      add(std::min(rounded(block->size), room), block->size, PYTRACER_ACTIVE_ALLOCATED);
-      at = block->address + std::min(rounded(block->size), room);
+      // A segment of pinned memory has one block.
+      const uint64_t size = device.is_host() ? room : std::min(rounded(block->size), room);
+      add(size, block->size, PYTRACER_ACTIVE_ALLOCATED);
+      at = block->address + size;
     }
     add(to - at, 0, PYTRACER_INACTIVE);
   }

@@ -10,7 +10,9 @@ void SnapshotWriter::write_metadata() {
   out_.raw(extras_.pytracer_items);
   out_.string("devices");
   out_.list();
-  for (size_t i = 0; i < view_.devices.size(); ++i) write_device(view_.devices[i], traces_[i]);
+  for (size_t i = 0; i < view_.devices.size(); ++i) {
+    if (!view_.devices[i].is_host() || has_host()) write_device(view_.devices[i], traces_[i]);
+  }
   out_.append_items();
   out_.string("stacks");
   out_.dict();

@@ -56,9 +56,11 @@ int SnapshotWriter::file_index(int device) const noexcept {
   return std::max(after_accelerators + has_cpu, 1);  // the list of traces has at least one
 }
 
-bool SnapshotWriter::has_host() const noexcept {
-  return std::any_of(view_.devices.begin(), view_.devices.end(),
-                     [](const DeviceView& device) { return device.is_host(); });
+bool SnapshotWriter::has_host() const {
+  return std::any_of(view_.devices.begin(), view_.devices.end(), [&](const DeviceView& device) {
+    return device.is_host() &&
+           (device.first < device.capture.end || (view_.state && reserved_bytes(device.device) > 0));
+  });
 }
 
 void SnapshotWriter::write_allocator_settings() {

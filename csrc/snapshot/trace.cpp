@@ -72,9 +72,7 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
       for (; step != device.steps.end() && step->begin <= sequence; ++step) step_is_new = true;
       add_uses(sequence);
       const Event& event = chunk[sequence - begin];
-      // torch writes no markers into the trace of pinned memory.
-      const bool is_marker = device.is_host() && event.action == PYTRACER_SNAPSHOT;
-      if (is_marker || !phase(event.phase).is_shown) {
+      if (!phase(event.phase).is_shown) {
         ++written.hidden;
         continue;
       }

@@ -112,7 +112,7 @@ class SnapshotWriter {
   // The position of a device's trace in the file. Pinned host memory comes last, after the list of
   // the other devices' traces.
   int file_index(int device) const noexcept;
-  bool has_host() const noexcept;
+  bool has_host() const;  // whether pinned memory was used
 
   const View& view_;
   const SnapshotExtras& extras_;

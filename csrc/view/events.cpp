@@ -24,11 +24,6 @@ EntryActions entry_actions(const Event& event, bool is_cpu) noexcept {
 
 namespace {
 
-uint32_t written_entries(const Event& event, const DeviceView& device) noexcept {
-  if (device.is_host() && event.action == PYTRACER_SNAPSHOT) return 0;
-  return entry_actions(event, device.is_cpu()).count;
-}
-
 // Calls `is_wanted` with the events of a device that the view shows. Returns whether it was true; then
 // it was not called again.
 template <class Predicate>
@@ -55,7 +50,7 @@ uint64_t accelerator_entries(const View& view) {
   for (const DeviceView& device : view.devices) {
     if (device.is_cpu()) continue;
     any_shown(view, device, [&](const Event& event) {
-      entries += written_entries(event, device);
+      entries += entry_actions(event, device.is_cpu()).count;
       return false;
     });
   }
@@ -72,7 +67,7 @@ void keep_last_entries(View& view, uint64_t most) {
       const uint64_t begin = end - std::min(kChunk, end - device.first);
       const uint64_t held = device.capture.ring->copy(begin, end, chunk);
       while (first > held) {
-        entries += written_entries(chunk[first - 1 - begin], device);
+        entries += entry_actions(chunk[first - 1 - begin], device.is_cpu()).count;
         if (entries > most) break;
         --first;
       }

@@ -8,8 +8,8 @@
 import shlex
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
     AUTOCAST,
@@ -28,22 +28,20 @@ from pytracer.analysis.holder_names import (
 )
 from pytracer.analysis.holders import Holder, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
-from pytracer.analysis.leaks.results import (
-    DeviceLeaks,
-    Growth,
-    holder_of,
-    leaks_of,
-    remedy,
-)
+from pytracer.analysis.leaks.results import DeviceLeaks, holder_of, leaks_of, remedy
 from pytracer.analysis.oom import reasons
 from pytracer.analysis.oom.reasons import Facts, Verdict
 from pytracer.analysis.oom.savings import lowering
 from pytracer.analysis.oom.trials import longest_lasting
 from pytracer.analysis.ooms import is_of_failure
-from pytracer.analysis.stream_memory import StreamMemory
+from pytracer.analysis.pinned_memory import PinnedMemory
 from pytracer.analysis.usage import UsageSample
+from pytracer.reading.snapshot import Snapshot
 from pytracer.text import sentence, size
-from pytracer.variables import command_of, with_settings
+from pytracer.variables import command_of, format_settings, with_settings
+
+if TYPE_CHECKING:
+    from pytracer.analysis.explanation import Explanation
 
 UNTESTED = "untested"  # the evidence for settings that were not simulated
 
@@ -172,30 +170,25 @@ def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]
 
 
 def advise_at_peak(
-    data: DeviceData,
-    sample: UsageSample,
-    held: Sequence[Holder],
-    categories: Sequence[CategoryUsage],
-    recomputed_bytes: int,
-    leaks: DeviceLeaks | None,
-    of_streams: StreamMemory | None,
-    host: HostGrowth | None,
-    growth: Growth | None,
+    data: DeviceData, found: "Explanation", recomputed_bytes: int
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
     path = shlex.quote(data.snapshot.path)
+    leaks = found.leaks if found.has_leak else None
     suggestions = [] if leaks is None else _of_leak(path, leaks)
-    if growth is not None:
-        suggestions.append(Suggestion("", f"{sentence(remedy([growth]))}."))
-    if host is not None and leaks is None:
-        suggestions += _of_host(data, host)
-    if of_streams is not None:
-        suggestions.append(Suggestion("", _OF_STREAMS[of_streams.kind]))
-    elif is_much_unallocated(sample):
+    if found.growth is not None:
+        suggestions.append(Suggestion("", f"{sentence(remedy([found.growth]))}."))
+    if found.host is not None and leaks is None:
+        suggestions += _of_host(data, found.host)
+    if found.pinned is not None:
+        suggestions.append(_of_pinned(data.snapshot, found.pinned))
+    if found.of_streams is not None:
+        suggestions.append(Suggestion("", _OF_STREAMS[found.of_streams.kind]))
+    elif is_much_unallocated(found.most_reserved or found.sample):
         suggestions += _of_search(data, path)
-    texts = lowering(categories, recomputed_bytes=recomputed_bytes)
+    texts = lowering(found.categories, recomputed_bytes=recomputed_bytes)
     less = [Suggestion("", text) for text in texts]
-    return [*suggestions, *less, *_for_next_run(data, held)]
+    return [*suggestions, *less, *_for_next_run(data, found.holders)]
 
 
 def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
@@ -207,6 +200,21 @@ def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
         found.append(Suggestion(f"export PYTRACER_DEVICE={devices}", why))
     text = "memray names what takes host memory: start the program by `memray run`."
     return [*found, Suggestion("", text)]
+
+
+def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
+    """Return how torch takes less pinned memory."""
+    if pinned.limit_mib is None:
+        return Suggestion("", "`torch._C._host_emptyCache()` returns what the program has freed.")
+    change = {"pinned_max_cached_size_mb": str(pinned.limit_mib)}
+    own, version = snapshot.settings_text or "", snapshot.metadata.torch_version("cuda")
+    command = command_of(with_settings(own, change, "cuda"), "cuda", version, own)
+    gain = f"{size(pinned.limited_bytes)} would be taken"
+    if "max_cached_size" not in snapshot.allocator_settings:
+        text = f"torch 2.13 and newer have {format_settings(change)}, with which {gain}."
+        return Suggestion("", text)
+    why = "Larger requests are then neither rounded nor kept: each is pinned anew."
+    return Suggestion(command, why, f"With it, {gain}")
 
 
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:

@@ -25,6 +25,7 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.oom import reasons
+from pytracer.analysis.pinned_memory import pinned_text
 from pytracer.analysis.stream_memory import idle_streams_text, waiting_text
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range
@@ -103,6 +104,8 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         answer.lines.append(Line("leak", _no_leak(explanation)))
         if explanation.host is not None:
             answer.lines.append(_host(explanation.host))
+    if explanation.pinned is not None:
+        answer.lines.append(Line("host", pinned_text(explanation.pinned)))
     gaps = [] if explanation.oom is not None else explanation.gaps
     lost = [Line("lost", gap) for gap in gaps]
     if explanation.unsearched:

@@ -6,11 +6,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pytracer.analysis.advice import (
-    Suggestion,
-    advise_after_oom,
-    advise_at_peak,
-)
+from pytracer.analysis.advice import Suggestion, advise_after_oom, advise_at_peak
 from pytracer.analysis.alike_rows import AlikeModules, AlikeSteps, alike_modules, alike_steps
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.blocks import Blocks, held_at
@@ -43,6 +39,7 @@ from pytracer.analysis.ooms import (
     out_of_memories,
     remainder,
 )
+from pytracer.analysis.pinned_memory import PinnedMemory, pinned_memory
 from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
@@ -90,6 +87,8 @@ class Explanation(BriefRepr):
             and after an out-of-memory error.
         host: The growth of host memory, of which no recorded device has more than half; None if it
             does not grow, for further devices of a file, and after an out-of-memory error.
+        pinned: Pinned host memory that torch took and the program did not request; None if it is
+            little, or unknown, for further devices of a file, and after an out-of-memory error.
         killed: How the process ended, if it did not write the file itself; else None.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
@@ -133,6 +132,7 @@ class Explanation(BriefRepr):
     most_reserved: UsageSample | None
     of_streams: StreamMemory | None
     host: HostGrowth | None
+    pinned: PinnedMemory | None
     killed: Killed | None
     limit_bytes: int | None
     why_unknown: str | None
@@ -202,7 +202,7 @@ def explain_device(
     if sample is None:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
     at = _most_reserved(data, sample) if oom is None else None
-    has_streams = oom is None and history.is_known
+    has_streams = oom is None and history.is_known and not data.is_cpu
     fitting = None
     if simulation is not None and all(trial.is_exact for trial in simulation.trials):
         fitting = [trial.name for trial in simulation.trials if not trial.is_refuted]
@@ -231,6 +231,7 @@ def explain_device(
         most_reserved=None if at is None else sample_at(data, at),
         of_streams=stream_memory(data, at or entry or 0) if has_streams else None,
         host=host_growth(data) if oom is None else None,
+        pinned=pinned_memory(data) if oom is None else None,
         killed=snapshot.metadata.killed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
@@ -245,18 +246,7 @@ def explain_device(
         unsearched=_unsearched(snapshot, leaks),
     )
     if oom is None:
-        suggestions = advise_at_peak(
-            data,
-            found.most_reserved or sample,
-            found.holders,
-            found.categories,
-            recomputed_bytes(held),
-            leaks if found.has_leak else None,
-            found.of_streams,
-            found.host,
-            found.growth,
-        )
-        return replace(found, suggestions=suggestions)
+        return replace(found, suggestions=advise_at_peak(data, found, recomputed_bytes(held)))
     facts = _facts(oom, held, found, simulation)
     reasons = verdicts(facts)
     is_leak = any(verdict.kind == LEAK for verdict in reasons)

@@ -4,8 +4,9 @@ A file has the segments of its end. `layout_at` undoes the segment events from t
 blocks from the history.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -13,10 +14,10 @@ from pytracer.analysis.allocator_rules import PAGE_BYTES, UNIT_BYTES
 from pytracer.analysis.history import History, Lifetimes
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
+    GIVES_MEMORY,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    TAKES_MEMORY,
     Blocks,
     Column,
     Snapshot,
@@ -71,15 +72,11 @@ def largest_pieces(layout: Layout) -> Column:
     """
     begins = np.array([segment.address for segment in layout.segments], np.int64)
     ends = np.array([segment.end for segment in layout.segments], np.int64)
-    of, address = layout.block_segment, layout.block_address
-    largest = ends - begins
-    largest[of] = 0
-    is_first = np.append(True, of[1:] != of[:-1])[: len(of)]
-    is_last = np.append(of[1:] != of[:-1], True)[: len(of)]
-    end = address + layout.block_bytes
-    before = np.where(is_first, begins[of], np.roll(end, 1))
-    np.maximum.at(largest, of, address - before)
-    np.maximum.at(largest, of[is_last], ends[of[is_last]] - end[is_last])
+    gap_from = np.sort(np.append(begins, layout.block_address + layout.block_bytes))
+    gap_to = np.sort(np.append(ends, layout.block_address))
+    largest = np.zeros(len(begins), np.int64)
+    segment_of = np.searchsorted(begins, gap_from, "right") - 1
+    np.maximum.at(largest, segment_of, gap_to - gap_from)
     return largest
 
 
@@ -89,52 +86,35 @@ def segments_at(snapshot: Snapshot, device: int, entry: int) -> list[Segment]:
     Raises:
         PytracerError: The segment events do not lead to the segments of the file's end.
     """
-    at_end = segments_at_end(snapshot, device)
-    fixed = [segment for segment in at_end if not segment.is_expandable]
-    expandable = [segment for segment in at_end if segment.is_expandable]
-    segments = _fixed_at(snapshot, device, entry, fixed)
-    segments += _expandable_at(snapshot, device, entry, expandable)
-    return sorted(segments, key=lambda segment: segment.address)
-
-
-def _fixed_at(snapshot: Snapshot, device: int, entry: int, at_end: list[Segment]) -> list[Segment]:
-    """Return the segments that do not expand; the CPU has as many events of them as blocks."""
-    trace = snapshot.traces[device]
-    events = _events(snapshot, device, entry, SEGMENT_ALLOC, SEGMENT_FREE)
-    events = events[np.lexsort((events, trace.address[events]))]
-    address, is_alloc = trace.address[events], trace.action[events] == SEGMENT_ALLOC
-    is_first = np.append(True, address[1:] != address[:-1])[: len(events)]
-    is_last = np.append(is_first[1:], True)[: len(events)]
-    exists = {segment.address for segment in at_end}
-    repeated = ~is_first[1:] & (is_alloc[1:] == is_alloc[:-1])
-    wrong = address[1:][repeated].tolist()
-    ends = zip(address[is_last].tolist(), is_alloc[is_last].tolist(), strict=True)
-    wrong += [at for at, is_at_end in ends if (at in exists) != is_at_end]
-    if wrong:
-        raise PytracerError(_misfit(wrong[0]))
-    changed = set(address[is_first].tolist())
-    kept = [segment for segment in at_end if segment.address not in changed]
-    return kept + [_part(trace, event) for event in events[is_first & ~is_alloc].tolist()]
-
-
-def _expandable_at(
-    snapshot: Snapshot, device: int, entry: int, at_end: list[Segment]
-) -> list[Segment]:
-    """Return the mapped parts of expandable segments."""
-    trace, segments = snapshot.traces[device], _Segments(at_end)
-    events = _events(snapshot, device, entry, SEGMENT_MAP, SEGMENT_UNMAP)
-    for event in events[::-1].tolist():
-        if trace.action[event] == SEGMENT_MAP:
-            segments.remove(_part(trace, event))
-        else:
-            segments.add(_part(trace, event))
-    return segments.all()
-
-
-def _events(snapshot: Snapshot, device: int, entry: int, *actions: int) -> Column:
-    action = snapshot.traces[device].action[entry:]
-    found: Column = np.flatnonzero(np.isin(action, actions)) + entry
+    trace, at_end = snapshot.traces[device], segments_at_end(snapshot, device)
+    is_change = np.isin(trace.action[entry:], [*TAKES_MEMORY, *GIVES_MEMORY])
+    undone = (np.flatnonzero(is_change)[::-1] + entry).tolist()
+    parts = [*at_end, *(_part(trace, event) for event in undone)]
+    are_there = [True] * len(at_end) + [trace.action[event] in GIVES_MEMORY for event in undone]
+    cuts = sorted({bound for part in parts for bound in (part.address, part.end)})
+    part_of: list[Segment | None] = [None] * len(cuts)  # of each piece between two cuts
+    for part, is_there in zip(parts, are_there, strict=True):
+        for number in range(bisect_left(cuts, part.address), bisect_left(cuts, part.end)):
+            if (part_of[number] is None) != is_there:
+                raise PytracerError(
+                    f"the segment events do not lead to the file's segments: at {cuts[number]:#x}"
+                )
+            part_of[number] = part if is_there else None
+    found: list[Segment] = []
+    before: Segment | None = None
+    for (begin, end), source in zip(pairwise(cuts), part_of, strict=False):
+        if source is not None:
+            is_same = before is not None and _belong_together(before, source)
+            address = found.pop().address if is_same else begin
+            found.append(replace(source, address=address, size_bytes=end - address))
+        before = source
     return found
+
+
+def _belong_together(first: Segment, second: Segment) -> bool:
+    """Return whether two adjacent pieces are of one segment."""
+    are_one = (first.stream, first.pool) == (second.stream, second.pool)
+    return first is second or (first.is_expandable and second.is_expandable and are_one)
 
 
 def _part(trace: Trace, event: int) -> Segment:
@@ -153,10 +133,6 @@ def are_small(action: Column, size_bytes: Column) -> Column:
     expands = np.isin(action, (SEGMENT_MAP, SEGMENT_UNMAP))
     found: Column = np.where(expands, size_bytes % PAGE_BYTES != 0, size_bytes <= UNIT_BYTES)
     return found
-
-
-def _misfit(address: int) -> str:
-    return f"the segment events do not lead to the file's segments: at {address:#x}"
 
 
 def layout_at_end(snapshot: Snapshot, device: int) -> Layout:
@@ -190,57 +166,3 @@ def _with_blocks(segments: list[Segment], blocks: Lifetimes | Blocks, rows: Colu
     if np.any(block_segment < 0):
         raise PytracerError("a block is in no segment")
     return Layout(segments, block_segment, address, blocks.size_bytes[rows], blocks.stack[rows])
-
-
-class _Segments:
-    """Mapped parts of expandable segments by address, which are added and removed."""
-
-    def __init__(self, segments: list[Segment]) -> None:
-        self._begins = [segment.address for segment in segments]
-        self._by_begin = {segment.address: segment for segment in segments}
-
-    def all(self) -> list[Segment]:
-        return [self._by_begin[begin] for begin in self._begins]
-
-    def add(self, part: Segment) -> None:
-        """Add a part, joined with the mapped parts of its expandable segment around it."""
-        before, after = self._around(part.address)
-        if before is not None and before.end == part.address and _belong_together(before, part):
-            self._drop(before)
-            part = replace(before, size_bytes=before.size_bytes + part.size_bytes)
-        if after is not None and part.end == after.address and _belong_together(part, after):
-            self._drop(after)
-            size_bytes = part.size_bytes + after.size_bytes
-            part = replace(after, address=part.address, size_bytes=size_bytes)
-        self._put(part)
-
-    def remove(self, part: Segment) -> None:
-        """Remove a part, which may leave a piece of the segment on each side."""
-        found, _ = self._around(part.address)
-        if found is None or found.end < part.end:
-            raise PytracerError(_misfit(part.address))
-        self._drop(found)
-        if found.address < part.address:
-            self._put(replace(found, size_bytes=part.address - found.address))
-        if part.end < found.end:
-            self._put(replace(found, address=part.end, size_bytes=found.end - part.end))
-
-    def _around(self, address: int) -> tuple[Segment | None, Segment | None]:
-        """Return the last segment that begins at an address or before, and the next one."""
-        at = bisect_right(self._begins, address)
-        before = self._by_begin[self._begins[at - 1]] if at else None
-        after = self._by_begin[self._begins[at]] if at < len(self._begins) else None
-        return before, after
-
-    def _put(self, segment: Segment) -> None:
-        self._begins.insert(bisect_right(self._begins, segment.address), segment.address)
-        self._by_begin[segment.address] = segment
-
-    def _drop(self, segment: Segment) -> None:
-        self._begins.pop(bisect_right(self._begins, segment.address) - 1)
-        del self._by_begin[segment.address]
-
-
-def _belong_together(first: Segment, second: Segment) -> bool:
-    """Return whether two adjacent parts are of one expandable segment."""
-    return (first.stream, first.pool) == (second.stream, second.pool)

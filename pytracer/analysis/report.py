@@ -24,12 +24,7 @@ from pytracer.analysis.ooms import (
     remainder,
 )
 from pytracer.analysis.steps_and_phases import Phase, Step, phases, steps
-from pytracer.analysis.usage import (
-    UsageSample,
-    final_sample,
-    is_observable,
-    sample_at,
-)
+from pytracer.analysis.usage import UsageSample, final_sample, is_observable, sample_at
 from pytracer.reading.metadata import DeviceMetadata, FileMetadata
 from pytracer.reading.snapshot import (
     ALLOC,

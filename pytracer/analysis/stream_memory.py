@@ -53,15 +53,16 @@ class StreamMemory:
 
 def waiting_text(found: StreamMemory) -> str:
     """Return sentences about freed memory that a stream still uses, without a subject."""
-    text = f"were freed while another stream still used them (record_stream){main_site_text(found)}"
+    text = "were freed while another stream still used them (record_stream)"
+    text += main_site_text(found.call_site)
     if found.freed_at is not None:
         text += f", freed by {call_site_text(found.freed_at)}"
     return f"{text}. Until that stream is done, the allocator takes more from the device."
 
 
-def main_site_text(found: StreamMemory) -> str:
+def main_site_text(call_site: Frame | None) -> str:
     """Return a clause about the line that allocated most of it; "" if it is unknown."""
-    return "" if found.call_site is None else f", most of it for {call_site_text(found.call_site)}"
+    return "" if call_site is None else f", most of it for {call_site_text(call_site)}"
 
 
 def idle_streams_text(found: StreamMemory) -> str:
@@ -69,7 +70,7 @@ def idle_streams_text(found: StreamMemory) -> str:
     which = "does not use any more" if found.kind == "idle" else "used one after the other"
     return (
         f"{size(found.size_bytes)} are cached on {found.streams} streams that the program {which}"
-        f"{main_site_text(found)}. Other streams cannot use this memory."
+        f"{main_site_text(found.call_site)}. Other streams cannot use this memory."
     )
 
 
@@ -119,7 +120,7 @@ def idle_streams(data: DeviceData, entry: int) -> StreamMemory | None:
     ):
         return None
     of_streams = np.flatnonzero(is_alloc & np.isin(trace.stream, list(streams)))
-    site = _main_site(data, trace.stack[of_streams], trace.size_bytes[of_streams])
+    site = main_site(data, trace.stack[of_streams], trace.size_bytes[of_streams])
     return StreamMemory("idle" if is_idle else "in turn", len(streams), cached, None, site, None)
 
 
@@ -164,11 +165,11 @@ def _waiting(data: DeviceData, at: int | None) -> StreamMemory | None:
         most,
         step_at(data.boundaries, entry - 1),
         frame_at(data.snapshot.stacks, main),
-        _main_site(data, trace.stack[of_main["free_requested_event"]], of_main["size_bytes"]),
+        main_site(data, trace.stack[of_main["free_requested_event"]], of_main["size_bytes"]),
     )
 
 
-def _main_site(data: DeviceData, stack: Column, size_bytes: Column) -> Frame | None:
+def main_site(data: DeviceData, stack: Column, size_bytes: Column) -> Frame | None:
     """Return the call site that has most bytes, of stacks with their bytes."""
     sites, site = np.unique(data.chains.sites[stack], return_inverse=True)
     sizes = sum_by_group(site, size_bytes, len(sites))

@@ -64,11 +64,16 @@ class Hooks:
             self._deferred.add(backend)
             running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
 
-    def attach_host(self) -> None:
-        """Attach the hook for pinned host memory, as `attach` does; idempotent."""
-        if HOST not in self._attached:
-            self.load_core().attach_hook(os.fsencode(self._find(HOST).path))
+    def attach_host(self, *, build: bool) -> bool:
+        """Return whether the hook for pinned host memory is attached; idempotent.
+
+        `build`: whether it is built if no folder has it.
+        """
+        find = self._find if build else self.builder.find
+        if HOST not in self._attached and (found := find(HOST)):
+            self.load_core().attach_hook(os.fsencode(found.path))
             self._attached.add(HOST)
+        return HOST in self._attached
 
     def attach_autograd(self, *, build: bool) -> None:
         """Attach the library that reads autograd's state; `build` it first if no folder has it.

@@ -111,7 +111,7 @@ class TorchSession(Tracer):
     """
 
     def __init__(self, backend: str, owner: str) -> None:
-        super().__init__(None, device=backend)
+        super().__init__(None, device=backend, pinned_memory=False)
         self._backend = backend
         self._described: dict[str, Any] = {"owner": owner}
         self.skipped: frozenset[str] = frozenset()
@@ -147,6 +147,7 @@ class TorchSession(Tracer):
         given: dict[str, Any] = {
             "output": None,
             "device": self._backend,
+            "pinned_memory": False,  # torch's own recorder has it
             **{name: OPTIONS[name].default for name in STEP_OPTIONS},
             "step_from": "none",
         }

@@ -86,17 +86,19 @@ class DeviceRecording:
                 self.leave_out(backend, error)
         # Where NVML does not answer, pinned memory is recorded as soon as CUDA is.
         is_early = "cuda" not in attached and devices.may_come_later("cuda", self.options.device)
-        if self.options.pinned_memory and not is_early:
+        wanted_host = self.options.pinned_memory
+        if wanted_host is not False and not is_early:
             try:
                 if "cuda" not in attached:
                     raise HookError(
                         "pytracer records pinned memory only next to a CUDA device; set "
                         "pinned_memory=False"
                     )
-                HOOKS.attach_host()
-                attached[HOST] = [_core.HOST_DEVICE]
+                if HOOKS.attach_host(build=wanted_host is True):
+                    attached[HOST] = [_core.HOST_DEVICE]
             except Exception as error:
-                self.leave_out(HOST, error)
+                if wanted_host:
+                    self.leave_out(HOST, error)
         if attached and self._wants_forward_stacks:
             HOOKS.attach_autograd(build=self.options.forward_stacks is True)
         if {*self.options.device} != {"cpu"}:
@@ -111,7 +113,7 @@ class DeviceRecording:
             f"{backend}:{index}"
             for backend, present in attached.items()
             for index in present
-            if index not in before.get(backend, [])
+            if backend != HOST and index not in before.get(backend, [])
         ]
         if new and before and "cpu" in self.options.device:
             error = HookError(
@@ -231,7 +233,7 @@ class DeviceRecording:
     @property
     def is_going_on(self) -> bool:
         """Whether anything is recorded; hooks that wait for torch to initialise may fail later."""
-        return self.session.recording and not all(map(HOOKS.late_problem, self.indices))
+        return self.session.recording and not all(map(HOOKS.late_problem, {*self.indices} - {HOST}))
 
     @property
     def has_forward_stacks(self) -> bool:

@@ -163,11 +163,12 @@ class TracerOptions:
         "the forward call that made the node. Not given: on if the library for this torch is ready "
         "(`pytracer doctor`). `True`: the library is compiled if it is missing.",
     )
-    pinned_memory: Option[bool, bool] = Option(
-        *(False, "1|0", form.parse_bool, form.check_bool),
+    pinned_memory: Option[bool | None, bool | None] = Option(
+        *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
         "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as the device "
-        "`host`, for 200 to 300 ns more. This needs torch 2.8 or newer, CUDA, and a hook that is "
-        "compiled at the first use. torch's allocator stays wrapped until the process ends.",
+        "`host`, for 200 to 300 ns more. torch's allocator stays wrapped until the process ends. "
+        "This needs torch 2.8 or newer, and a hook. Not given: on if the hook is ready. `True`: "
+        "the hook is compiled if it is missing.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),

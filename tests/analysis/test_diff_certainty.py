@@ -138,10 +138,7 @@ def test_blocks_in_the_files_of_several_phases_are_counted_once() -> None:
     [device] = found.devices
     assert [
         (c.before_bytes, c.after_bytes) for c in (*device.changes["line"], *device.changes["phase"])
-    ] == [
-        (512, 1024),
-        (512, 1024),
-    ]
+    ] == [(512, 1024), (512, 1024)]
     assert device.amounts["allocated_bytes"].after == 1024
     assert device.notes[-1].startswith("These are files of complete steps: ")
     # AND each file has its row

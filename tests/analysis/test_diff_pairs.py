@@ -107,10 +107,7 @@ def test_directories() -> None:
     # AND sites have means, and the pair with the largest difference
     [device] = found.devices
     moved, same = device.changes["line"]
-    assert rows([moved, same]) == [
-        ("grown", 1024, 3072, "function"),
-        ("same", 2048, 2048, "line"),
-    ]
+    assert rows([moved, same]) == [("grown", 1024, 3072, "function"), ("same", 2048, 2048, "line")]
     assert (moved.largest_in, moved.largest_delta_bytes) == ("step 3", 6144)
     assert moved.delta_bytes == 2048
     # AND so do the amounts

@@ -19,13 +19,7 @@ from reference_reader import convert, read
 from pytracer.analysis.history import ContradictionError, History, Usage, replay
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import FileMetadata
-from pytracer.reading.snapshot import (
-    ALLOC,
-    ALLOCATED,
-    FREE_REQUESTED,
-    INACTIVE,
-    NO_TIME,
-)
+from pytracer.reading.snapshot import ALLOC, ALLOCATED, FREE_REQUESTED, INACTIVE, NO_TIME
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

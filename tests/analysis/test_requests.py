@@ -91,13 +91,7 @@ def recording(
 def request_rows(found: Recording) -> RequestRows:
     """Return kind, block, bytes, stream and pool of each request."""
     requests = found.requests
-    columns = (
-        requests.kind,
-        requests.block,
-        requests.size_bytes,
-        requests.stream,
-        requests.pool,
-    )
+    columns = (requests.kind, requests.block, requests.size_bytes, requests.stream, requests.pool)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -297,10 +291,7 @@ def test_a_memory_fraction_in_the_file_of_an_exit_is_the_limit() -> None:
             },
             "max_split_size_mb:64,expandable_segments:True",
         ),
-        (
-            {"pytracer": {"backends": ["npu"], "settings": {"npu": "a:1"}}},
-            "a:1",
-        ),
+        ({"pytracer": {"backends": ["npu"], "settings": {"npu": "a:1"}}}, "a:1"),
     ],
     ids=["none", "in the file", "changed at run time", "npu"],
 )

@@ -117,13 +117,7 @@ def first_step_of_an_optimizer() -> Callable[[], object]:
     return step
 
 
-LOOKERS = [
-    dump,
-    search_at_an_oom,
-    note_of_a_step,
-    note_of_a_call,
-    first_step_of_an_optimizer,
-]
+LOOKERS = [dump, search_at_an_oom, note_of_a_step, note_of_a_call, first_step_of_an_optimizer]
 tracer_of_test: list[pytracer.Tracer] = []
 
 

@@ -96,9 +96,7 @@ def test_a_search_that_is_interrupted_is_incomplete(monkeypatch: pytest.MonkeyPa
     assert not registry.is_complete
 
 
-def test_nothing_is_searched_for_while_torch_is_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_searched_for_while_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = []
     monkeypatch.setattr(Registry, "search", lambda *_: not searches.append(1))
     # WHEN a tracer starts at the end of torch's import, as with PYTRACER=1

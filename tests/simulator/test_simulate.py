@@ -5,14 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytracer.analysis.requests import (
-    ALLOCATE,
-    EMPTY_CACHE,
-    FAIL,
-    FREE,
-    LEAVE,
-    Requests,
-)
+from pytracer.analysis.requests import ALLOCATE, EMPTY_CACHE, FAIL, FREE, LEAVE, Requests
 from pytracer.errors import ConfigError
 from pytracer.simulator.rules import is_checked, rules_of
 from pytracer.simulator.simulate import simulate

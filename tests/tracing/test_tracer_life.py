@@ -12,14 +12,7 @@ import torch
 import viewers
 from contexts import with_context
 from core_events import chain
-from cpu_events import (
-    BYTE,
-    block,
-    blocks_of,
-    counts,
-    events_of,
-    run_together,
-)
+from cpu_events import BYTE, block, blocks_of, counts, events_of, run_together
 from garbage import no_collection
 from processes import run
 

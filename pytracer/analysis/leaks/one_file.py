@@ -7,17 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from pytracer.analysis.block_categories import (
-    OF_MODEL,
-    OF_NO_MODEL,
-    values_of,
-)
-from pytracer.analysis.call_sites import (
-    callers_of,
-    frame_at,
-    program_files,
-    texts_matching,
-)
+from pytracer.analysis.block_categories import OF_MODEL, OF_NO_MODEL, values_of
+from pytracer.analysis.call_sites import callers_of, frame_at, program_files, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import bound_of, kept_by_text, tells_where
 from pytracer.analysis.leaks.groups import joined, leaks_of_survivors, search

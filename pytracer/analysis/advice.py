@@ -38,7 +38,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.oom import reasons
 from pytracer.analysis.oom.reasons import Facts, Verdict
 from pytracer.analysis.oom.savings import lowering
-from pytracer.analysis.oom.trials import longest_lasting
+from pytracer.analysis.oom.trials import Trial, longest_lasting
 from pytracer.analysis.ooms import is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.usage import UsageSample
@@ -110,7 +110,10 @@ def advise_after_oom(
     kinds = {verdict.kind for verdict in found}
     path = shlex.quote(data.snapshot.path)
     if leaks is not None:
-        suggestions = _of_leak(path, leaks)
+        suggestions = [*_of_leak(path, leaks), *_of_kinds(data, facts, kinds)]
+        best = longest_lasting(facts.trials)
+        if kinds >= {reasons.LEAK, reasons.FRAGMENTED} and best is not None and best.is_proven:
+            suggestions.append(_of_setting(data, best, leaks.bytes_per_step))
     elif reasons.KEPT_GROWING in kinds and facts.growth is not None:
         dropping = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
         return [Suggestion("", f"{sentence(remedy([facts.growth]))}."), *dropping]
@@ -120,7 +123,8 @@ def advise_after_oom(
         lower = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
         of_items = [] if kinds & _OF_STEPS else _of_items(data, facts, least)
         has_reason = lower + of_items != []
-        less = _less(facts, kinds, is_needed=is_too_little and not has_reason)
+        less = _of_kinds(data, facts, kinds)
+        less = _less(facts, kinds, less, is_needed=is_too_little and not has_reason)
         of_items += _of_models(facts) if is_too_little else []
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
         # A setting with which only this allocation is known to succeed moves the failure of a
@@ -141,12 +145,28 @@ def advise_after_oom(
     return [*suggestions, *_for_next_run(data, facts.holders)]
 
 
-def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
+def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestion]:
+    """Return the remedies of verdicts, with how far each was proven."""
+    backend, found = "npu" if data.snapshot.backend(data.device) == "npu" else "cuda", []
+    if reasons.OTHER_POOL in kinds:
+        kinds = kinds | {reasons.SHARED_POOL}
+    for kind, why in _OF_KIND.items():
+        trial = facts.proofs.get(kind)
+        if kind in kinds and (trial is None or not trial.is_refuted):
+            proof = "" if trial is None else f"{sentence(trial.proof())}. {trial.limits_of_proof()}"
+            why = why.replace("torch.cuda", f"torch.{backend}")
+            found.append(Suggestion("", f"{why} {proof}".rstrip()))
+    return found
+
+
+def _less(
+    facts: Facts, kinds: Set[str], of_kinds: list[Suggestion], *, is_needed: bool
+) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
     found: list[Suggestion] = []
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in facts.avoidable)
-    found += [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
+    found += of_kinds
     fitting = None
     if reasons.LARGER_INPUT in kinds and facts.simulation is not None:
         fitting = facts.simulation.fitting_bytes()
@@ -225,12 +245,11 @@ def _of_settings(
 
     `of_step_only`: whether only those help with which the rest of the step fits.
     """
+    best = longest_lasting(facts.trials)
+    if best is not None and (best.is_proven or not (of_step_only or facts.is_short)):
+        return [_of_setting(data, best)]
     kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
     version = data.snapshot.metadata.torch_version(kind)
-    best = longest_lasting(facts.trials)
-    if best is not None and (best.is_proven or not of_step_only):
-        command = command_of(best.settings, kind, version, own)
-        return [Suggestion(command, best.limits_of_proof(), best.proof())]
     found = []
     if facts.simulation is None and not of_step_only and reasons.FRAGMENTED in kinds:
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
@@ -240,6 +259,12 @@ def _of_settings(
     if kinds & searched and facts.missing_bytes <= 0:
         found += _of_search(data, path)
     return found
+
+
+def _of_setting(data: DeviceData, best: Trial, leaked_bytes: float = 0) -> Suggestion:
+    kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
+    command = command_of(best.settings, kind, data.snapshot.metadata.torch_version(kind), own)
+    return Suggestion(command, best.limits_of_proof(leaked_bytes), best.proof())
 
 
 def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
@@ -311,9 +336,10 @@ _OF_STREAMS = {
 
 _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    reasons.OTHER_POOL: "Let all lines allocate in the same pool and on one stream, as by "
-    "torch.cuda.graph(g, pool=first.pool(), stream=side); or free the other ones before this line: "
-    "drop their CUDA graph or MemPool, or call empty_cache() for (0, 0), the default pool.",
+    reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream, as by "
+    "torch.cuda.graph(g, pool=first.pool(), stream=side).",
+    reasons.OTHER_POOL: "Free the other pools before this line: drop their graph or MemPool, or "
+    "call torch.cuda.empty_cache() for (0, 0), the default pool.",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "

@@ -3,7 +3,7 @@
 `answer_words.py` makes the words of it, which `pytracer show`, the log and the page have.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pytracer.analysis.advice import (
@@ -31,7 +31,18 @@ from pytracer.analysis.leaks.one_file import leaks_on_device, steady_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
-from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, verdicts
+from pytracer.analysis.oom.reasons import (
+    EXCEPTION,
+    GARBAGE,
+    LEAK,
+    LIMIT,
+    OTHER_POOL,
+    SHARED_POOL,
+    STREAMS,
+    Facts,
+    Verdict,
+    verdicts,
+)
 from pytracer.analysis.oom.savings import recomputed_bytes
 from pytracer.analysis.oom.trials import Simulation, Trial, TrySettings
 from pytracer.analysis.oom.unfinished_pass import unfinished
@@ -337,6 +348,7 @@ def _facts(
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     earlier = earlier_requests(data, oom.event) if why is None else None
+    of_streams = stream_memory(data, oom.event + 1, at_once=True) if why is None else None
     growth = found.growth  # one long pass makes activations all the time
     if growth is not None and 2 * sizes.get("activation", 0) > growth.held_bytes:
         growth = None
@@ -351,12 +363,11 @@ def _facts(
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         simulation=simulation,
-        without_garbage=_without(held, is_garbage, simulation),
-        without_exception=_without(held, is_failed, simulation),
+        proofs={} if simulation is None else dict(_proofs(oom, held, of_streams, simulation)),
         earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, found.categories) if why is None else None,
-        of_streams=stream_memory(data, oom.event + 1, at_once=True) if why is None else None,
+        of_streams=of_streams,
         is_first_backward=not has_step
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),
@@ -369,14 +380,21 @@ def _facts(
     )
 
 
-def _without(
-    held: Blocks, is_holder: Callable[[str], bool], simulation: Simulation | None
-) -> Trial | None:
-    """Return what would have happened without what these objects keep; None: unknown."""
-    is_kept = held.are("unusual_holder", is_holder)
-    if simulation is None or not is_kept.any():
-        return None
-    return simulation.without(held.numbers[is_kept])
+def _proofs(
+    oom: OutOfMemory, held: Blocks, of_streams: StreamMemory | None, simulation: Simulation
+) -> Iterator[tuple[str, Trial]]:
+    """Yield the kinds of verdicts, and what would have happened without these reasons."""
+    for kind, is_holder in ((GARBAGE, is_garbage), (EXCEPTION, is_of_failure(held.data))):
+        is_kept = held.are("unusual_holder", is_holder)
+        if is_kept.any():
+            yield kind, simulation.without(held.numbers[is_kept])
+    if oom.device_free_bytes > oom.available_bytes:
+        yield LIMIT, simulation.without_limit()
+    if oom.other_pool is not None:
+        yield OTHER_POOL, simulation.without_other_pools()
+        yield SHARED_POOL, simulation.in_one_pool()
+    if of_streams is not None and of_streams.kind != "waiting":
+        yield STREAMS, simulation.on_same_streams(in_turn=of_streams.kind == "in turn")
 
 
 def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:

@@ -82,13 +82,14 @@ class Continued:
         columns |= {"size_bytes": _whole(small * (sizes / small) ** part)}
         return replace(self.recorded, **columns)
 
-    def without(self, blocks: Column) -> "Continued":
-        """Return the same with these blocks freed just before the request that failed."""
-        freed = np.zeros(len(blocks), self.rows.dtype)
-        freed["kind"], freed["block"] = FREE, blocks
-        rows = np.concatenate((self.rows[: self.failing], freed, self.rows[self.failing :]))
-        ends = [end + len(blocks) for end in self.ends]
-        return replace(self, rows=rows, failing=self.failing + len(blocks), ends=ends)
+    def after(self, kind: int, **columns: Column) -> "Continued":
+        """Return the same after further requests, just before the one that failed."""
+        ((name, values),) = columns.items()
+        more = np.zeros(len(values), self.rows.dtype)
+        more["kind"], more["block"], more[name] = kind, -1, values
+        rows = np.concatenate((self.rows[: self.failing], more, self.rows[self.failing :]))
+        ends = [end + len(more) for end in self.ends]
+        return replace(self, rows=rows, failing=self.failing + len(more), ends=ends)
 
 
 def continued(data: DeviceData, recording: Recording) -> Continued:

@@ -330,7 +330,10 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         for names in (OF_MODEL, OF_NO_MODEL, {"workspace"})
     )
     outgrown, strings = _outgrown(
-        data.snapshot.strings, values_of(at_end.owner, row), blocks.size_bytes[found], is_of_model
+        data.snapshot.strings,
+        values_of(at_end.owner, row),
+        blocks.requested_bytes[found],
+        is_of_model,
     )
     is_owned = ~is_not_owned & (outgrown == 0)
     if (categories := data.block_categories) is not None:
@@ -386,14 +389,14 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
 
 
 def _outgrown(
-    strings: Sequence[str], owner: Column, size_bytes: Column, is_of_model: Column
+    strings: Sequence[str], owner: Column, requested_bytes: Column, is_of_model: Column
 ) -> tuple[Column, Sequence[str]]:
     """Return what keeps gradients and states that take more than their parameters account for.
 
     Returns:
         For each block what keeps it, an index in the texts; 0 for all others. And the texts.
     """
-    sums = np.bincount(owner, size_bytes, len(strings))
+    sums = np.bincount(owner, requested_bytes, len(strings))
     bounds = {strings[index]: sums[index] for index in np.unique(owner[is_of_model]).tolist()}
     keeper, texts = np.zeros(len(strings), np.int64), [*strings]
     for index in np.unique(owner[~is_of_model]).tolist():

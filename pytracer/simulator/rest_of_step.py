@@ -306,8 +306,9 @@ def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column
         x, y = _pairs(units[base], units[step])
         found = np.zeros(len(own), np.int64)
         found[x] = _asked(units[step])["size_bytes"][y]
-        if abs(np.log(max(found[i[largest]], 1) / input_was)) > abs(np.log(ratio)):
-            there, ratio = found, max(found[i[largest]], 1) / input_was
+        its_input = int(found[i[largest]]) or input_was  # a step may lack this request
+        if abs(np.log(its_input / input_was)) > abs(np.log(ratio)):
+            there, ratio = found, its_input / input_was
     power = np.zeros(len(own))
     if ratio != 1:
         power = np.log(np.maximum(there, 1) / np.maximum(own, 1)) / np.log(ratio)

@@ -28,9 +28,10 @@ Graphs::Graphs(TensorReader& tensors, const py::object& torch, const py::object&
       function_class_(torch.attr("_C").attr("_FunctionBase")),
       frame_class_(attribute_of(checkpoint.ptr(), "_CheckpointFrame")), bounds_(bounds) {}
 
-void Graphs::read(PyObject* objects) {
+void Graphs::read(PyObject* objects, const std::set<StorageBegin>& trained) {
   begin(objects);
   walk();
+  if (!trained.empty()) mark_untrained(trained);
   for (PyObject* frame : frames_) read_checkpoint(frame);
   for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
   for (auto& [tensor, graph] : graph_of) graph = first_of(graph);
@@ -95,11 +96,47 @@ bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
     PyObject* const pair = PyTuple_GET_ITEM(next.ptr(), i);
     if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) > 0) {
       waiting_.emplace_back(py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(pair, 0)), kept_by);
+      users_[PyTuple_GET_ITEM(pair, 0)].push_back(node.ptr());
     }
   }
+  if (!has_next && std::string(short_class_name(Py_TYPE(node.ptr()))) == "AccumulateGrad") {
+    std::vector<TensorMemory> parts;
+    if (const py::object leaf = attribute_of(node.ptr(), "variable")) tensors_.read(leaf.ptr(), parts);
+    for (const TensorMemory& part : parts) leaves_.emplace_back(node.ptr(), StorageBegin{part.device, part.begin});
+  }
   seen_.emplace(node.ptr(), Seen{node, kept_by, has_next});
+  const size_t before = saved.size();
   read_node(node.ptr(), kept_by);
+  for (size_t i = before; i < saved.size(); ++i) saved[i].node = node.ptr();
   return true;
+}
+
+// What leads to a trained parameter, through any nodes, is of use.
+void Graphs::mark_untrained(const std::set<StorageBegin>& trained) {
+  std::unordered_map<PyObject*, StorageBegin> leads_to;
+  for (const bool are_trained : {true, false}) {
+    for (const auto& [leaf, begin] : leaves_) {
+      if ((trained.count(begin) != 0) != are_trained) continue;
+      const StorageBegin mark = are_trained ? kNone : begin;
+      std::vector<PyObject*> waiting{leaf};
+      while (!waiting.empty()) {
+        PyObject* const node = waiting.back();
+        waiting.pop_back();
+        if (!leads_to.emplace(node, mark).second) continue;
+        waiting.insert(waiting.end(), users_[node].begin(), users_[node].end());
+      }
+    }
+  }
+  std::set<StorageBegin> useful;
+  for (const bool is_first : {true, false}) {
+    for (Saved& each : saved) {
+      const StorageBegin begin{each.memory.device, each.memory.begin};
+      const auto place = leads_to.find(each.node);
+      const StorageBegin mark = place != leads_to.end() ? place->second : kNone;
+      if (is_first && mark == kNone) useful.insert(begin);
+      if (!is_first && useful.count(begin) == 0) each.untrained = mark;
+    }
+  }
 }
 
 // The attributes of torch's classes in C that have what a node has saved.
@@ -171,7 +208,7 @@ void Graphs::add(const std::string& name, PyObject* value, uintptr_t kept_by) {
     std::vector<TensorMemory> parts;
     const TensorReader::Result result = tensors_.read(tensor, parts, true);
     if (result >= TensorReader::Result::unknown) ++unread;
-    for (const TensorMemory& part : parts) saved.push_back({name, part, kept_by});
+    for (const TensorMemory& part : parts) saved.push_back({name, part, kept_by, nullptr, kNone});
   });
 }
 

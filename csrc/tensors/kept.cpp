@@ -201,10 +201,11 @@ Kept read_kept(TensorReader& tensors, const py::object& torch, const py::object&
                KeptOptions options, PyObject* objects, PyObject* frames, PyObject* exceptions) {
   const bool reads_graphs = options.reads_graphs;
   const GraphBounds bounds = options.graphs;
+  const std::set<StorageBegin> trained = options.trained;
   KeptSearch search(tensors, std::move(options));
   if (reads_graphs) {
     Graphs graphs(tensors, torch, checkpoint, bounds);
-    graphs.read(objects);
+    graphs.read(objects, trained);
     search.add_graphs(graphs);
   }  // the nodes are dropped: a search counts references
   return search.run(objects, frames, exceptions);

@@ -16,11 +16,9 @@
 
 namespace pytracer {
 
-// Where the storage of a tensor begins: the device and the address.
-using StorageBegin = std::pair<int, uint64_t>;
-
 struct KeptOptions {
   std::map<StorageBegin, uint64_t> owned;  // where memory with an owner begins, and ends
+  std::set<StorageBegin> trained;          // parameters of optimizers
   std::set<int> devices;
   bool reads_graphs;       // no other thread runs a backward pass
   GraphBounds graphs;

@@ -154,6 +154,8 @@ def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestio
         trial = facts.proofs.get(kind)
         if kind in kinds and (trial is None or not trial.is_refuted):
             proof = "" if trial is None else f"{sentence(trial.proof())}. {trial.limits_of_proof()}"
+            if kind == reasons.OTHER_POOL and facts.oom.other_pool.name == "(0, 0)":
+                why = "Call torch.cuda.empty_cache() before this line."
             why = why.replace("torch.cuda", f"torch.{backend}")
             found.append(Suggestion("", f"{why} {proof}".rstrip()))
     return found
@@ -338,8 +340,7 @@ _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
     reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream, as by "
     "torch.cuda.graph(g, pool=first.pool(), stream=side).",
-    reasons.OTHER_POOL: "Free the other pools before this line: drop their graph or MemPool, or "
-    "call torch.cuda.empty_cache() for (0, 0), the default pool.",
+    reasons.OTHER_POOL: "Drop the graphs or MemPools of the other pools before this line.",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "

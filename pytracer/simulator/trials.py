@@ -99,12 +99,15 @@ class SimulatedOom:
         return self._trial(freed.after(EMPTY_CACHE, pool=np.zeros(int(own > 0), np.int64)))
 
     def in_one_pool(self) -> Trial:
-        """Simulate that all private pools are that of the allocation that failed, on its stream."""
+        """Simulate that private pools are that of the allocation that failed; or else are one."""
         rows = self._continued.rows.copy()
         failing = rows[self._continued.failing]
         is_private = (rows["pool"] > 0) & (rows["kind"] != RELEASE_POOL)
+        pools = np.unique(rows["pool"][is_private])
+        # Graphs share a pool, and do not have the default one.
+        are_several = failing["pool"] == 0 and len(pools) > 1
         rows["stream"][is_private] = failing["stream"]
-        rows["pool"][is_private] = failing["pool"]
+        rows["pool"][is_private] = pools[0] if are_several else failing["pool"]
         return self._placed(rows)
 
     def on_same_streams(self, *, in_turn: bool) -> Trial:

@@ -186,7 +186,9 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
         places = data.stack_places.place[trace.stack[trace.action == ALLOC]]
         begins = np.flatnonzero((places[1:] == MODULE) & (places[:-1] != MODULE))
         passes = np.flatnonzero(trace.action == ALLOC)[begins]
+        # Without modules there is no pass: what keeps more all the time is to be named.
         is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
+        is_busy |= not (places == MODULE).any() and tells_where(growth.kept_by)
         is_busy &= growth.kind == "kept"
     else:
         churn = int(trace.size_bytes[trace.action == ALLOC].sum())

@@ -121,7 +121,7 @@ class Simulation(Protocol):
         """Simulate that other pools are given up just before the allocation that failed."""
 
     def in_one_pool(self) -> Trial:
-        """Simulate that all private pools are that of the allocation that failed, on its stream."""
+        """Simulate that private pools are that of the allocation that failed; or else are one."""
 
     def on_same_streams(self, *, in_turn: bool) -> Trial:
         """Simulate that each step uses the same streams, or one for all that it uses in turn."""

@@ -69,7 +69,7 @@ def kept_tensors(
     hidden: list[str],
     unnamed: list[str],
     roots: list[ref[Any]],
-    trained: set[tuple[int, int]],
+    models: dict[tuple[int, int], str],
 ) -> dict[str, Any]: ...
 
 # The names of containers that hold at most so many items, how many they have, and may have.

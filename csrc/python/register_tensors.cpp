@@ -60,8 +60,8 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
                       double graph_seconds, size_t tensors, size_t looked, bool has_hidden, double seconds,
                       const std::vector<std::string>& hidden,
                       const std::vector<std::string>& unnamed, const py::list& roots,
-                      const std::set<StorageBegin>& trained) {
-  KeptOptions options{{}, trained, devices, false, {nodes, graph_seconds}, tensors, looked, has_hidden, {seconds},
+                      const std::map<StorageBegin, std::string>& models) {
+  KeptOptions options{{}, models, devices, false, {nodes, graph_seconds}, tensors, looked, has_hidden, {seconds},
                       {hidden, unnamed}, {}};
   for (const py::handle& each : owned) {
     const auto owner = py::reinterpret_borrow<py::tuple>(each);
@@ -81,8 +81,7 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   }
   py::list saved;
   for (const Graphs::Saved& each : kept.saved) {
-    saved.append(py::make_tuple(each.memory.begin, each.memory.storage_size, each.memory.device, each.name,
-                                each.untrained));
+    saved.append(py::make_tuple(each.memory.begin, each.memory.storage_size, each.memory.device, each.name));
   }
   const std::vector<std::pair<StorageBegin, uintptr_t>> graphs(kept.graphs.begin(), kept.graphs.end());
   using namespace py::literals;
@@ -148,7 +147,7 @@ void register_tensors(py::module_& core) {
   core.def("kept_tensors", &kept_tensors, py::arg("torch"), py::arg("checkpoint"), py::arg("owned"),
            py::arg("devices"), py::arg("graph_passes"), py::arg("nodes"), py::arg("graph_seconds"),
            py::arg("tensors"), py::arg("looked"), py::arg("has_hidden"), py::arg("seconds"), py::arg("hidden"),
-           py::arg("unnamed"), py::arg("roots"), py::arg("trained"));
+           py::arg("unnamed"), py::arg("roots"), py::arg("models"));
   core.def("parameter_number", &parameter_number, py::arg("module"), py::arg("name"));
   core.def("class_names", &class_names);
   core.def("training_modes", &training_modes);

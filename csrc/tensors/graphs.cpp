@@ -1,5 +1,6 @@
 #include "tensors/graphs.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "holders/references.h"
@@ -28,10 +29,10 @@ Graphs::Graphs(TensorReader& tensors, const py::object& torch, const py::object&
       function_class_(torch.attr("_C").attr("_FunctionBase")),
       frame_class_(attribute_of(checkpoint.ptr(), "_CheckpointFrame")), bounds_(bounds) {}
 
-void Graphs::read(PyObject* objects, const std::set<StorageBegin>& trained) {
+void Graphs::read(PyObject* objects, const std::map<StorageBegin, std::string>& models) {
   begin(objects);
   walk();
-  if (!trained.empty()) mark_untrained(trained);
+  if (!models.empty()) name_untrained(models);
   for (PyObject* frame : frames_) read_checkpoint(frame);
   for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
   for (auto& [tensor, graph] : graph_of) graph = first_of(graph);
@@ -102,7 +103,7 @@ bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
   if (!has_next && std::string(short_class_name(Py_TYPE(node.ptr()))) == "AccumulateGrad") {
     std::vector<TensorMemory> parts;
     if (const py::object leaf = attribute_of(node.ptr(), "variable")) tensors_.read(leaf.ptr(), parts);
-    for (const TensorMemory& part : parts) leaves_.emplace_back(node.ptr(), StorageBegin{part.device, part.begin});
+    for (const TensorMemory& part : parts) leaves_.try_emplace(node.ptr(), part.device, part.begin);
   }
   seen_.emplace(node.ptr(), Seen{node, kept_by, has_next});
   const size_t before = saved.size();
@@ -111,32 +112,32 @@ bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
   return true;
 }
 
-// What leads to a trained parameter, through any nodes, is of use.
-void Graphs::mark_untrained(const std::set<StorageBegin>& trained) {
-  std::unordered_map<PyObject*, StorageBegin> leads_to;
-  for (const bool are_trained : {true, false}) {
+// What leads to any other parameter, through any nodes, is of use, and comes first.
+void Graphs::name_untrained(const std::map<StorageBegin, std::string>& models) {
+  std::unordered_map<PyObject*, const std::string*> leads_to;
+  const auto model_of = [&models](const StorageBegin& begin) {
+    const auto place = models.find(begin);
+    return place == models.end() ? nullptr : &place->second;
+  };
+  for (const bool is_trained : {true, false}) {
     for (const auto& [leaf, begin] : leaves_) {
-      if ((trained.count(begin) != 0) != are_trained) continue;
-      const StorageBegin mark = are_trained ? kNone : begin;
-      std::vector<PyObject*> waiting{leaf};
-      while (!waiting.empty()) {
+      const std::string* const model = model_of(begin);
+      if ((model == nullptr) != is_trained) continue;
+      for (std::vector<PyObject*> waiting{leaf}; !waiting.empty();) {
         PyObject* const node = waiting.back();
         waiting.pop_back();
-        if (!leads_to.emplace(node, mark).second) continue;
-        waiting.insert(waiting.end(), users_[node].begin(), users_[node].end());
+        if (leads_to.emplace(node, model).second) {
+          waiting.insert(waiting.end(), users_[node].begin(), users_[node].end());
+        }
       }
     }
   }
-  std::set<StorageBegin> useful;
-  for (const bool is_first : {true, false}) {
-    for (Saved& each : saved) {
-      const StorageBegin begin{each.memory.device, each.memory.begin};
-      const auto place = leads_to.find(each.node);
-      const StorageBegin mark = place != leads_to.end() ? place->second : kNone;
-      if (is_first && mark == kNone) useful.insert(begin);
-      if (!is_first && useful.count(begin) == 0) each.untrained = mark;
-    }
+  for (Saved& each : saved) {
+    const std::string* const model = leads_to[each.node];
+    if (model == nullptr) each.node = nullptr;
+    if (model != nullptr) each.name += " of " + *model + " without an optimizer";
   }
+  std::stable_partition(saved.begin(), saved.end(), [](const Saved& each) { return each.node == nullptr; });
 }
 
 // The attributes of torch's classes in C that have what a node has saved.
@@ -208,7 +209,7 @@ void Graphs::add(const std::string& name, PyObject* value, uintptr_t kept_by) {
     std::vector<TensorMemory> parts;
     const TensorReader::Result result = tensors_.read(tensor, parts, true);
     if (result >= TensorReader::Result::unknown) ++unread;
-    for (const TensorMemory& part : parts) saved.push_back({name, part, kept_by, nullptr, kNone});
+    for (const TensorMemory& part : parts) saved.push_back({name, part, kept_by, nullptr});
   });
 }
 

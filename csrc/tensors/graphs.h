@@ -5,7 +5,7 @@
 //    would run recomputations and hooks of the program, allocate memory, and may make the backward pass fail.
 #pragma once
 
-#include <set>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -29,16 +29,14 @@ class Graphs {
     std::string name;  // "MmBackward0.self"
     TensorMemory memory;
     uintptr_t kept_by;  // the id of a tensor that keeps the graph; 0: none is known
-    PyObject* node;     // of the graph; of use while it is read
-    StorageBegin untrained;  // a parameter for whose gradient it is kept, if none of these is trained; else kNone
+    PyObject* node;     // of the graph, while it is read; null: it may be of use
   };
-  static constexpr StorageBegin kNone{-2, 0};
 
   // `torch`, and torch.utils.checkpoint or None.
   Graphs(TensorReader& tensors, const py::object& torch, const py::object& checkpoint, const GraphBounds& bounds);
 
-  // `objects`: a list with all objects of the collector. `trained`: parameters; {}: this is unknown.
-  void read(PyObject* objects, const std::set<StorageBegin>& trained);
+  // `objects`: a list with all objects of the collector. `models`: those of parameters that no optimizer has.
+  void read(PyObject* objects, const std::map<StorageBegin, std::string>& models);
 
   std::vector<Saved> saved;  // a storage may come more than once
   // Tensors that were computed from others, by the ids of the others: they keep what these keep.
@@ -57,7 +55,7 @@ class Graphs {
 
   void begin(PyObject* objects);
   void walk();
-  void mark_untrained(const std::set<StorageBegin>& trained);
+  void name_untrained(const std::map<StorageBegin, std::string>& models);
   bool follow(const py::object& node, uintptr_t kept_by);
   void read_node(PyObject* node, uintptr_t kept_by);
   void read_saved(const std::string& name, PyObject* saved, uintptr_t kept_by);
@@ -77,7 +75,7 @@ class Graphs {
   std::unordered_map<PyObject*, uintptr_t> made_by_;    // tensors by nodes
   std::unordered_map<PyObject*, Seen> seen_;
   std::unordered_map<PyObject*, std::vector<PyObject*>> users_;  // the nodes that lead to a node
-  std::vector<std::pair<PyObject*, StorageBegin>> leaves_;       // the nodes of parameters
+  std::unordered_map<PyObject*, StorageBegin> leaves_;           // the nodes of parameters
   std::unordered_map<uintptr_t, uintptr_t> joined_;     // connected graphs of one tensor each
   std::unordered_map<uintptr_t, size_t> nodes_;
   std::unordered_map<PyTypeObject*, std::vector<std::string>> saved_attributes_;

@@ -48,6 +48,8 @@ class KeptSearch {
     graph_of_ = std::move(graphs.graph_of);
   }
 
+  const std::map<StorageBegin, std::string>& models() const { return options_.models; }
+
   Kept run(PyObject* objects, PyObject* frames, PyObject* exceptions) {
     choose(objects);
     const size_t first_root = targets_.size();
@@ -201,11 +203,10 @@ Kept read_kept(TensorReader& tensors, const py::object& torch, const py::object&
                KeptOptions options, PyObject* objects, PyObject* frames, PyObject* exceptions) {
   const bool reads_graphs = options.reads_graphs;
   const GraphBounds bounds = options.graphs;
-  const std::set<StorageBegin> trained = options.trained;
   KeptSearch search(tensors, std::move(options));
   if (reads_graphs) {
     Graphs graphs(tensors, torch, checkpoint, bounds);
-    graphs.read(objects, trained);
+    graphs.read(objects, search.models());
     search.add_graphs(graphs);
   }  // the nodes are dropped: a search counts references
   return search.run(objects, frames, exceptions);

@@ -18,7 +18,7 @@ namespace pytracer {
 
 struct KeptOptions {
   std::map<StorageBegin, uint64_t> owned;  // where memory with an owner begins, and ends
-  std::set<StorageBegin> trained;          // parameters of optimizers
+  std::map<StorageBegin, std::string> models;  // of parameters that no optimizer has
   std::set<int> devices;
   bool reads_graphs;       // no other thread runs a backward pass
   GraphBounds graphs;

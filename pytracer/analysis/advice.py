@@ -109,18 +109,17 @@ def advise_after_oom(
     """
     kinds = {verdict.kind for verdict in found}
     path = shlex.quote(data.snapshot.path)
+    lower = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
     if leaks is not None:
-        suggestions = [*_of_leak(path, leaks), *_of_kinds(data, facts, kinds)]
+        suggestions = [*_of_leak(path, leaks), *lower, *_of_kinds(data, facts, kinds)]
         best = longest_lasting(facts.trials)
         if kinds >= {reasons.LEAK, reasons.FRAGMENTED} and best is not None and best.is_proven:
             suggestions.append(_of_setting(data, best, leaks.bytes_per_step))
     elif reasons.KEPT_GROWING in kinds and facts.growth is not None:
-        dropping = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
-        return [Suggestion("", f"{sentence(remedy([facts.growth]))}."), *dropping]
+        return [Suggestion("", f"{sentence(remedy([facts.growth]))}."), *lower]
     else:
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and facts.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
-        lower = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
         of_items = [] if kinds & _OF_STEPS else _of_items(data, facts, least)
         has_reason = lower + of_items != []
         less = _of_kinds(data, facts, kinds)
@@ -153,12 +152,19 @@ def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestio
     for kind, why in _OF_KIND.items():
         trial = facts.proofs.get(kind)
         if kind in kinds and (trial is None or not trial.is_refuted):
-            proof = "" if trial is None else f"{sentence(trial.proof())}. {trial.limits_of_proof()}"
             if kind == reasons.OTHER_POOL and facts.oom.other_pool.name == "(0, 0)":
                 why = "Call torch.cuda.empty_cache() before this line."
             why = why.replace("torch.cuda", f"torch.{backend}")
-            found.append(Suggestion("", f"{why} {proof}".rstrip()))
+            found.append(Suggestion("", why + _proof(facts, kind)))
     return found
+
+
+def _proof(facts: Facts, kind: str) -> str:
+    """Return how far a remedy was proven to help, as sentences; "" if it was not simulated."""
+    trial = facts.proofs.get(kind)
+    return (
+        "" if trial is None else f" {sentence(trial.proof())}. {trial.limits_of_proof()}".rstrip()
+    )
 
 
 def _less(
@@ -319,12 +325,14 @@ def _dropping(facts: Facts) -> list[Suggestion]:
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."
+        why += _proof(facts, reasons.GARBAGE)
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
         how = "Try again outside of `except`, without the exception"
         if 2 * bytes_of_keepers(facts.keepers, is_of_last_exception) > failed:
             how = "Run a cell that fails, such as `1/0`, then gc.collect(), to drop the exception"
         why = f"the functions that have failed keep {size(failed)} until it is dropped."
+        why += _proof(facts, reasons.EXCEPTION)
         found.append(Suggestion("", f"{how}: {why}"))
     return found
 

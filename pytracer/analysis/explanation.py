@@ -31,20 +31,9 @@ from pytracer.analysis.leaks.one_file import leaks_on_device, steady_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
-from pytracer.analysis.oom.reasons import (
-    EXCEPTION,
-    GARBAGE,
-    LEAK,
-    LIMIT,
-    OTHER_POOL,
-    SHARED_POOL,
-    STREAMS,
-    Facts,
-    Verdict,
-    verdicts,
-)
+from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, proofs_of, verdicts
 from pytracer.analysis.oom.savings import recomputed_bytes
-from pytracer.analysis.oom.trials import Simulation, Trial, TrySettings
+from pytracer.analysis.oom.trials import Simulation, TrySettings
 from pytracer.analysis.oom.unfinished_pass import unfinished
 from pytracer.analysis.ooms import (
     OutOfMemory,
@@ -363,7 +352,7 @@ def _facts(
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         simulation=simulation,
-        proofs={} if simulation is None else dict(_proofs(oom, held, of_streams, simulation)),
+        proofs=dict(proofs_of(oom, held, of_streams, simulation)),
         earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, found.categories) if why is None else None,
@@ -378,23 +367,6 @@ def _facts(
         avoidable=avoidable(held),
         recomputed_bytes=recomputed_bytes(held),
     )
-
-
-def _proofs(
-    oom: OutOfMemory, held: Blocks, of_streams: StreamMemory | None, simulation: Simulation
-) -> Iterator[tuple[str, Trial]]:
-    """Yield the kinds of verdicts, and what would have happened without these reasons."""
-    for kind, is_holder in ((GARBAGE, is_garbage), (EXCEPTION, is_of_failure(held.data))):
-        is_kept = held.are("unusual_holder", is_holder)
-        if is_kept.any():
-            yield kind, simulation.without(held.numbers[is_kept])
-    if oom.device_free_bytes > oom.available_bytes:
-        yield LIMIT, simulation.without_limit()
-    if oom.other_pool is not None:
-        yield OTHER_POOL, simulation.without_other_pools()
-        yield SHARED_POOL, simulation.in_one_pool()
-    if of_streams is not None and of_streams.kind != "waiting":
-        yield STREAMS, simulation.on_same_streams(in_turn=of_streams.kind == "in turn")
 
 
 def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:

@@ -90,12 +90,12 @@ class HoldersNow:
     """The holders of tensors at one moment.
 
     In the memory `owned` (address, bytes, device), only graphs are looked for. `roots` are models
-    and optimizers, and of each whether the list or dict that keeps it is wanted, too. `trained` are
-    the parameters of optimizers; none: it is unknown which are.
+    and optimizers, and of each whether the list or dict that keeps it is wanted, too. `models`
+    are those of parameters that no optimizer has.
 
     Attributes:
-        saved: What graphs keep without an owner: address, bytes, device, name; and a parameter, if
-            only for gradients of such that no optimizer has (device -2: it is not so).
+        saved: What graphs keep without an owner: address, bytes, device, name; the name ends
+            with the model if only gradients need it that no optimizer uses.
         found: The holder by the storage: "losses[41] of main()"; "": nobody was found.
         of_roots: By the ids of models and optimizers those that are garbage, or in such a list.
         unsearched: For how many tensors there was no time, or no room.
@@ -111,8 +111,8 @@ class HoldersNow:
         devices: Collection[int],
         roots: "dict[int, tuple[ref[Any], bool]]",
         graph_passes: int | None,
+        models: dict[Begin, str],
         patience: float = 1,
-        trained: Collection[Begin] = (),
     ) -> None:
         hidden, unnamed = ([f"{Path(str(each.__file__)).parent}/"] for each in (pytracer, torch))
         now = _core.kept_tensors(
@@ -130,7 +130,7 @@ class HoldersNow:
             hidden,
             unnamed,
             [reference for reference, _ in roots.values()],
-            {*trained},
+            models,
         )
         self.saved = now["saved"]
         self.unsearched, self.unread = now["unsearched"], now["unread"]

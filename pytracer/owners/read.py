@@ -24,9 +24,6 @@ from pytracer.owners.holders import Begin, HoldersNow
 from pytracer.owners.names import named_tensors, outermost
 from pytracer.owners.registry import REGISTRY
 
-NO_OPTIMIZER = " without an optimizer"
-"""How the name of what a graph keeps ends if its gradients are only of such parameters."""
-
 MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
 _MOST_ROOTS = 1000  # of how many models and optimizers the holders are searched at most
 _SEVERAL = 3  # so many models of one class show that they are kept, as in a list
@@ -97,8 +94,7 @@ class OwnersNow:
         self.unheld = ""
         self.unsearched = 0
         self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
-        self._trained: set[Begin] = set()  # the parameters of optimizers
-        self._untrained: dict[Begin, str] = {}  # the models of the others
+        self._models: dict[Begin, str] = {}  # of the parameters that no optimizer has
         self._roots: dict[int, tuple[ref[Any], bool]] = {}
         self._graph_passes: int | None = None
         self._devices, self._used, self._patience = devices, used, patience
@@ -139,24 +135,33 @@ class OwnersNow:
             self._add(parameter.main_gradient, _GRADIENT, _GRAD, f"main_grad of {name}", root)
         for optimizer in optimizers:
             self._state_of(optimizer, parameters)
-        self._note_trained(optimizers, parameters)
+        # By name: FSDP2 gathers others than those of the optimizer. An optimizer may have copies of
+        # parameters, which no module has: then nobody knows which it trains.
+        numbers = {each.number for optimizer in optimizers for each in optimizer.parameters}
+        trained = {parameters[number][0] for number in numbers}
+        if not {root for _, _, root in parameters.values()} & {each.number for each in optimizers}:
+            begins = {
+                part[2:]: name
+                for name, parameter, _ in sorted(
+                    parameters.values(), key=lambda one: one[0] in trained
+                )
+                for part in parameter.parts
+            }  # FSDP1 has several in one storage
+            self._models = {
+                begin: name.partition(".")[0]
+                for begin, name in begins.items()
+                if trained and name not in trained
+            }
         self._roots = self._several(modules, optimizers)
 
     def _hold(self) -> None:
         """Read what graphs keep, unless another thread may change them, and who holds tensors."""
         owned = [owner[:3] for owner in self.owners]
         now = HoldersNow(
-            self._torch,
-            owned,
-            self._devices,
-            self._roots,
-            self._graph_passes,
+            *(self._torch, owned, self._devices, self._roots, self._graph_passes, self._models),
             self._patience,
-            self._trained,
         )
-        for address, size_bytes, device, name, parameter in now.saved:
-            model = self._untrained.get(parameter)
-            name = f"{name} of {model}{NO_OPTIMIZER}" if model else name
+        for address, size_bytes, device, name in now.saved:
             self._add_owner((address, size_bytes, device, _ACTIVATION, _SAVED, name))
         self.unread += now.unread
         self.unsearched = now.unsearched
@@ -165,27 +170,6 @@ class OwnersNow:
         self.holders = [(address, device, text) for (device, address), text in now.found.items()]
         if now.has_all and not self.unread:
             self.unheld = now.likely
-
-    def _note_trained(
-        self,
-        optimizers: list[OptimizerCopy],
-        parameters: dict[int, tuple[str, _core.TensorCopy, int]],
-    ) -> None:
-        """Note which parameters optimizers have, by name: FSDP2 gathers others of the same name.
-
-        An optimizer may have copies of the parameters, which no module has. Then it is unknown.
-        """
-        numbers = {one.number for optimizer in optimizers for one in optimizer.parameters}
-        names = {name for number, (name, _, _) in parameters.items() if number in numbers}
-        roots = {optimizer.number for optimizer in optimizers}
-        if any(root in roots for _, _, root in parameters.values()):
-            return
-        for name, parameter, _ in parameters.values():
-            for _, _, device, begin in parameter.parts:
-                if name in names:
-                    self._trained.add((device, begin))
-                else:
-                    self._untrained[device, begin] = name.partition(".")[0]
 
     def _several(
         self, modules: list[ModuleCopy], optimizers: list[OptimizerCopy]

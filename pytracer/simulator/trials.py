@@ -1,7 +1,6 @@
 """A few changes that are simulated after each out-of-memory error, also in the job itself."""
 
 import contextlib
-from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 
@@ -114,19 +113,13 @@ class SimulatedOom:
         """Simulate that each step uses the same streams, or one for all that it uses in turn."""
         rows, begins = self._continued.rows.copy(), [first for _, first in self._data.boundaries]
         used = np.flatnonzero((rows["kind"] == ALLOCATE) & (rows["stream"] > 0))
-        step = np.searchsorted(begins, rows["event"][used], "right")
-        step[used > self._continued.failing] = len(begins) + 1
-        pairs = np.stack((step, rows["stream"][used]), axis=1)
-        found, first, which = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-        place, last, count = np.ones(len(found), np.int64), dict[int, int](), Counter[int]()
-        for pair in [] if in_turn else np.argsort(first).tolist():
-            of_step, stream = found[pair].tolist()
-            count[of_step] += 1
-            # The rest of the step is that of an earlier one, with its streams.
-            is_rest = of_step > len(begins)
-            place[pair] = last.get(stream, stream) if is_rest else count[of_step]
-            last[stream] = int(place[pair])
-        rows["stream"][used] = place[which.ravel()]
+        _, first, which = np.unique(rows["stream"][used], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        step = np.searchsorted(begins, rows["event"][used[first[order]]], "right")
+        place = np.ones(len(order), np.int64)
+        if not in_turn:  # the n-th stream that a step begins with is the n-th one in each step
+            place[order] += np.arange(len(order)) - np.searchsorted(step, step)
+        rows["stream"][used] = place[which]
         return self._placed(rows)
 
     def _placed(self, rows: Column) -> Trial:

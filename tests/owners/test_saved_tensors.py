@@ -248,7 +248,7 @@ def test_a_bound_is_told(tracer: pytracer.Tracer, monkeypatch: pytest.MonkeyPatc
 
 def saved_now(nodes: int) -> tuple[set[int], bool]:
     """Return the addresses of what graphs keep, and whether all were read."""
-    now = _core.kept_tensors(torch, None, [], {-1}, 0, nodes, 60.0, 0, 0, False, 0.0, [], [], [], set())
+    now = _core.kept_tensors(torch, None, [], {-1}, 0, nodes, 60.0, 0, 0, False, 0.0, [], [], [], {})
     return {address for address, *_ in now["saved"]}, now["has_all_graphs"]
 
 

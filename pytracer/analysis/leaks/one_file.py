@@ -362,6 +362,7 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         is_freed_early=(is_freed_later & (blocks.free_requested_event < last))[found],
         holder=np.where(holder == 0, owner, holder),
         has_event=blocks.alloc_event[found] >= 0,
+        birth_step=blocks.birth_step[found],
     )
     is_seen = both.birth < count
     has_steps = slots.unit == "step"

@@ -23,7 +23,7 @@ _OF_LOSS = re.compile(
 _SAVED = "LogSoftmaxBackward0.result"
 _LOADS = re.compile(r".*[/\\](?:torch[/\\]serialization|safetensors[/\\]torch)\.py", re.DOTALL)
 _UPDATES_ALL = re.compile(r"_multi_tensor_\w+")
-_OF_REFERENCE = re.compile(r".* of (.*) without an optimizer")  # pytracer/owners/read.py
+_NO_OPTIMIZER = " without an optimizer"  # pytracer/owners/read.py
 _OWNED = {"parameter", "gradient", "optimizer_state", "buffer"}
 
 
@@ -52,7 +52,9 @@ def avoidable(held: Blocks) -> list[str]:
     begin = begin_of_step(held.data.boundaries, event)
     is_old = held.is_in("category", "gradient") & (held["alloc_event"] < begin)
     untrained = _untrained(held, is_old)
-    references = references_of(held)
+    # A reference model that runs without torch.no_grad() keeps such.
+    of_graphs = _bytes_by_model(held.where(held.is_in("category", "activation")))
+    references = {model: of_graphs[model] for model in of_graphs if model.endswith(_NO_OPTIMIZER)}
     is_forward = held.data.stack_places.place[now] == MODULE
     record = held.data.snapshot.metadata.oom_of(held.data.device)
     is_evaluated = is_forward and record is not None and record.evaluating is True
@@ -89,35 +91,15 @@ def avoidable(held: Blocks) -> list[str]:
         ),
     ]
     least = _LEAST_PART * total
-    found += [
-        (
-            saved,
-            f"No optimizer has the parameters of {model}, and only their gradients need {{}} of "
-            f"activations: call {model} under torch.no_grad(), if none is to train it.",
-        )
-        for model, saved in references.items()
-    ]
-    found += [
-        (
-            saved,
-            f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) on "
-            "it saves {} of gradients, and its activations.",
-        )
-        for model, saved in untrained.items()
-    ]
+    for model, saved in references.items():
+        name = model.removesuffix(_NO_OPTIMIZER)
+        text = f"No optimizer has the parameters of {name}, and only their gradients need {{}} of "
+        text += f"activations: call {name} under torch.no_grad(), if none is to train it."
+        found.append((saved, text))
+    for model, saved in untrained.items():
+        text = f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) "
+        found.append((saved, f"{text}on it saves {{}} of gradients, and its activations."))
     return [text.format(size(saved)) for saved, text in found if saved > least]
-
-
-def references_of(held: Blocks) -> dict[str, int]:
-    """Return by model the bytes of activations that only gradients need which no optimizer uses.
-
-    A reference model that runs without `torch.no_grad()` has such.
-    """
-    sizes: dict[str, int] = {}
-    for owner in held.group("owner"):
-        if found := _OF_REFERENCE.fullmatch(owner.key[0] or ""):
-            sizes[found[1]] = sizes.get(found[1], 0) + owner.size_bytes
-    return sizes
 
 
 def _untrained(held: Blocks, is_old: Column) -> dict[str, int]:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES
+from pytracer.analysis.blocks import Blocks
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.holder_names import is_garbage
 from pytracer.analysis.holders import Holder, Keeper
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -23,7 +25,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.oom.earlier_requests import EarlierRequests
 from pytracer.analysis.oom.trials import JOINING, Simulation, Trial
 from pytracer.analysis.oom.unfinished_pass import Unfinished
-from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.ooms import OutOfMemory, is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory, idle_streams_text, waiting_text
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
@@ -223,6 +225,25 @@ class Facts:
         return sample is not None and sample.allocated_bytes >= NEARLY_ALL * self.total_bytes
 
 
+def proofs_of(
+    oom: OutOfMemory, held: Blocks, of_streams: StreamMemory | None, simulation: Simulation | None
+) -> Iterator[tuple[str, Trial]]:
+    """Yield the kinds of verdicts, and what would have happened without these reasons."""
+    if simulation is None:
+        return
+    for kind, is_holder in ((GARBAGE, is_garbage), (EXCEPTION, is_of_failure(held.data))):
+        is_kept = held.are("unusual_holder", is_holder)
+        if is_kept.any():
+            yield kind, simulation.without(held.numbers[is_kept])
+    if oom.device_free_bytes > oom.available_bytes:
+        yield LIMIT, simulation.without_limit()
+    if oom.other_pool is not None:
+        yield OTHER_POOL, simulation.without_other_pools()
+        yield SHARED_POOL, simulation.in_one_pool()
+    if of_streams is not None and of_streams.kind != "waiting":
+        yield STREAMS, simulation.on_same_streams(in_turn=of_streams.kind == "in turn")
+
+
 def verdicts(facts: Facts) -> list[Verdict]:
     """Return the verdicts on an out-of-memory error, at least one.
 
@@ -334,20 +355,14 @@ def _dropped(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(
             GARBAGE,
             f"objects that refer to each other, and that nothing else refers to, keep "
-            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted"
-            f"{_rest(facts, GARBAGE)}.",
+            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
         )
     if _fits_without(facts, facts.exception_bytes, EXCEPTION):
         yield Verdict(
             EXCEPTION,
             f"an exception keeps the functions that have failed, and they keep "
-            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted"
-            f"{_rest(facts, EXCEPTION)}.",
+            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted.",
         )
-
-
-def _rest(facts: Facts, kind: str) -> str:
-    return facts.proofs[kind].rest() if kind in facts.proofs else ""
 
 
 def _of_cpu(facts: Facts) -> Verdict:
@@ -592,8 +607,7 @@ def _of_limit(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(
             LIMIT,
             f"the limit of the process (set_per_process_memory_fraction) leaves {size(unused)} of "
-            f"the device unused. Without it, {_asked(facts)} would have fitted"
-            f"{_rest(facts, LIMIT)}.",
+            f"the device unused. Without it, {_asked(facts)} would have fitted.",
         )
 
 
@@ -666,7 +680,7 @@ def _of_streams(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(
             STREAMS,
             f"{idle_streams_text(found)} If one stream had been used in their place, "
-            f"{_asked(facts)} would have fitted{_rest(facts, STREAMS)}.",
+            f"{_asked(facts)} would have fitted.",
         )
 
 

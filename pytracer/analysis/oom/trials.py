@@ -99,10 +99,6 @@ class Trial:
             f"for {self.again}."
         )
 
-    def rest(self) -> str:
-        """Return the rest of the step as a clause if it fits, too; else ""."""
-        return f", and the rest of a step like {self.like}" if self.is_proven and self.like else ""
-
 
 class Simulation(Protocol):
     """Simulates changes of what led to an out-of-memory."""

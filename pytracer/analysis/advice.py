@@ -152,8 +152,6 @@ def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestio
     for kind, why in _OF_KIND.items():
         trial = facts.proofs.get(kind)
         if kind in kinds and (trial is None or not trial.is_refuted):
-            if kind == reasons.OTHER_POOL and facts.oom.other_pool.name == "(0, 0)":
-                why = "Call torch.cuda.empty_cache() before this line."
             why = why.replace("torch.cuda", f"torch.{backend}")
             found.append(Suggestion("", why + _proof(facts, kind)))
     return found
@@ -176,7 +174,7 @@ def _less(
         found += (Suggestion("", why) for why in facts.avoidable)
     found += of_kinds
     fitting = None
-    if reasons.LARGER_INPUT in kinds and facts.simulation is not None:
+    if kinds <= _HELD | {reasons.UNKNOWN} and facts.simulation is not None:
         fitting = facts.simulation.fitting_bytes()
     if fitting is not None:
         why = f"Simulated: an input fits for which this line requests at most {size(fitting)}."
@@ -348,7 +346,8 @@ _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
     reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream, as by "
     "torch.cuda.graph(g, pool=first.pool(), stream=side).",
-    reasons.OTHER_POOL: "Drop the graphs or MemPools of the other pools before this line.",
+    reasons.OTHER_POOL: "Drop the graphs or MemPools of other pools before this line; "
+    "torch.cuda.empty_cache() frees the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "

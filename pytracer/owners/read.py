@@ -140,17 +140,12 @@ class OwnersNow:
         numbers = {each.number for optimizer in optimizers for each in optimizer.parameters}
         trained = {parameters[number][0] for number in numbers}
         if not {root for _, _, root in parameters.values()} & {each.number for each in optimizers}:
-            begins = {
-                part[2:]: name
-                for name, parameter, _ in sorted(
-                    parameters.values(), key=lambda one: one[0] in trained
-                )
-                for part in parameter.parts
-            }  # FSDP1 has several in one storage
+            parts = [(name, part[2:]) for name, one, _ in parameters.values() for part in one.parts]
+            kept = {begin for name, begin in parts if name in trained}  # FSDP1 has several in one
             self._models = {
                 begin: name.partition(".")[0]
-                for begin, name in begins.items()
-                if trained and name not in trained
+                for name, begin in parts
+                if trained and begin not in kept
             }
         self._roots = self._several(modules, optimizers)
 

@@ -36,7 +36,7 @@ from pytracer.analysis.leaks.results import (
     remedy,
 )
 from pytracer.analysis.oom import reasons
-from pytracer.analysis.oom.reasons import Facts, Verdict
+from pytracer.analysis.oom.reasons import Facts, Verdict, helps
 from pytracer.analysis.oom.savings import lowering
 from pytracer.analysis.oom.trials import Trial, longest_lasting
 from pytracer.analysis.ooms import is_of_failure
@@ -122,8 +122,7 @@ def advise_after_oom(
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
         of_items = [] if kinds & _OF_STEPS else _of_items(data, facts, least)
         has_reason = lower + of_items != []
-        less = _of_kinds(data, facts, kinds)
-        less = _less(facts, kinds, less, is_needed=is_too_little and not has_reason)
+        less = _less(data, facts, kinds, is_needed=is_too_little and not has_reason)
         of_items += _of_models(facts) if is_too_little else []
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
         # A setting with which only this allocation is known to succeed moves the failure of a
@@ -150,8 +149,7 @@ def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestio
     if reasons.OTHER_POOL in kinds:
         kinds = kinds | {reasons.SHARED_POOL}
     for kind, why in _OF_KIND.items():
-        trial = facts.proofs.get(kind)
-        if kind in kinds and (trial is None or not trial.is_refuted):
+        if kind in kinds and helps(facts, True, kind):
             why = why.replace("torch.cuda", f"torch.{backend}")
             found.append(Suggestion("", why + _proof(facts, kind)))
     return found
@@ -159,20 +157,17 @@ def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestio
 
 def _proof(facts: Facts, kind: str) -> str:
     """Return how far a remedy was proven to help, as sentences; "" if it was not simulated."""
-    trial = facts.proofs.get(kind)
-    return (
-        "" if trial is None else f" {sentence(trial.proof())}. {trial.limits_of_proof()}".rstrip()
-    )
+    if (trial := facts.proofs.get(kind)) is None:
+        return ""
+    return f" {sentence(trial.proof())}. {trial.limits_of_proof()}".rstrip()
 
 
-def _less(
-    facts: Facts, kinds: Set[str], of_kinds: list[Suggestion], *, is_needed: bool
-) -> list[Suggestion]:
+def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
     found: list[Suggestion] = []
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in facts.avoidable)
-    found += of_kinds
+    found += _of_kinds(data, facts, kinds)
     fitting = None
     if kinds <= _HELD | {reasons.UNKNOWN} and facts.simulation is not None:
         fitting = facts.simulation.fitting_bytes()
@@ -254,11 +249,10 @@ def _of_settings(
     best = longest_lasting(facts.trials)
     if best is not None and (best.is_proven or not (of_step_only or facts.is_short)):
         return [_of_setting(data, best)]
-    kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
-    version = data.snapshot.metadata.torch_version(kind)
     found = []
     if facts.simulation is None and not of_step_only and reasons.FRAGMENTED in kinds:
-        command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
+        own, kind = data.snapshot.settings_text or "", data.snapshot.backend(data.device)
+        command = _command(data, with_settings(own, _UNTESTED_CHANGE, kind))
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
     searched = {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN, reasons.SHORT}
@@ -268,9 +262,13 @@ def _of_settings(
 
 
 def _of_setting(data: DeviceData, best: Trial, leaked_bytes: float = 0) -> Suggestion:
-    kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
-    command = command_of(best.settings, kind, data.snapshot.metadata.torch_version(kind), own)
+    command = _command(data, best.settings)
     return Suggestion(command, best.limits_of_proof(leaked_bytes), best.proof())
+
+
+def _command(data: DeviceData, settings: str) -> str:
+    kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
+    return command_of(settings, kind, data.snapshot.metadata.torch_version(kind), own)
 
 
 def _of_search(data: DeviceData, path: str) -> list[Suggestion]:

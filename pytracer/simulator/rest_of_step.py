@@ -68,6 +68,7 @@ class Continued:
     failing: int
     ends: list[int]
     like: str | None
+    is_growth_known: bool = False  # whether a third step shows how requests grow with the input
 
     def requests(self, part: float = 1.0, end: int | None = None) -> Requests:
         """Return the requests, with an input between that of `like` (0) and that of the step (1).
@@ -232,7 +233,8 @@ def _continued(
     is_older &= ~np.isin(rows["block"], _freed(rows))
     rest = like[np.flatnonzero(like["kind"] == ALLOCATE)[i[-1]] + 1 :].copy()
     rest["small_bytes"] = rest["size_bytes"]
-    sizes = _sizes(units, base, i, now["size_bytes"], rows["size_bytes"][is_older])
+    older = rows["size_bytes"][is_older]
+    sizes, is_growth_known = _sizes(units, base, i, now["size_bytes"], older)
     rest["size_bytes"][rest["kind"] == ALLOCATE] = sizes[i[-1] + 1 :]
     # The blocks of that step, and of those before it, and those that stand for them.
     theirs, ours = [was["block"]], [now["block"]]
@@ -258,7 +260,7 @@ def _continued(
         parts.append(further)
         old, new, step = _asked(step), _asked(further), further
     ends = np.cumsum([len(part) for part in parts])[2:].tolist()
-    return Continued(recorded, np.concatenate(parts), len(head), ends, name)
+    return Continued(recorded, np.concatenate(parts), len(head), ends, name, is_growth_known)
 
 
 def _repeated(unit: Column, old: Column, new: Column, fresh: int) -> Column:
@@ -278,12 +280,14 @@ def _repeated(unit: Column, old: Column, new: Column, fresh: int) -> Column:
     return found
 
 
-def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column) -> Column:
+def _sizes(
+    units: list[Column], base: int, i: Column, now: Column, older: Column
+) -> tuple[Column, bool]:
     """Return the sizes that all allocations of the step `units[base]` would have in the last one.
 
-    If a third step differs, they grow with the power of the input that the two show. Else each is
-    what the same size has become so far, or the size of `older` blocks, which stay, or grows as the
-    largest request.
+    And whether a third step differs. Then they grow with the power of the input that the two show.
+    Else each is what the same size has become so far, or the size of `older` blocks, which stay, or
+    grows as the largest request.
 
     Args:
         i: Which allocations the last step has requested, too.
@@ -292,7 +296,7 @@ def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column
     own = _asked(units[base])["size_bytes"]
     was = own[i]
     if np.array_equal(was, now):
-        return own
+        return own, False
     largest = int(np.where(was != now, now, 0).argmax())
     input_now, input_was = int(now[largest]), max(int(was[largest]), 1)
     sizes, place = np.unique(was, return_inverse=True)
@@ -318,7 +322,7 @@ def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column
         [own, most[place], grown, most[place], own],
         own * (input_now / input_was),
     )
-    return _whole(found)
+    return _whole(found), ratio != 1
 
 
 def _whole(sizes: Column) -> Column:

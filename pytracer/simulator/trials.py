@@ -135,7 +135,7 @@ class SimulatedOom:
         begun = self._continued
         names = ("small_bytes", "size_bytes")
         least, asked = (int(begun.rows[name][begun.failing]) for name in names)
-        if not begun.like or not 0 < least < asked:
+        if not begun.is_growth_known or not begun.like or not 0 < least < asked:
             return None
         low, high = -1, _PARTS  # of which low fits, and high does not
         while high - low > 1:

@@ -93,13 +93,14 @@ def avoidable(held: Blocks) -> list[str]:
     least = _LEAST_PART * total
     for model, saved in references.items():
         name = model.removesuffix(_NO_OPTIMIZER)
+        untrained.pop(name, 0)
         text = f"No optimizer has the parameters of {name}, and only their gradients need {{}} of "
         text += f"activations: call {name} under torch.no_grad(), if none is to train it."
         found.append((saved, text))
     for model, saved in untrained.items():
         text = f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) "
         found.append((saved, f"{text}on it saves {{}} of gradients, and its activations."))
-    return [text.format(size(saved)) for saved, text in found if saved > least]
+    return [text.replace("{}", size(saved)) for saved, text in found if saved > least]
 
 
 def _untrained(held: Blocks, is_old: Column) -> dict[str, int]:

@@ -341,12 +341,10 @@ def _fits_without(facts: Facts, held: int, kind: str = "") -> bool:
         return oom.segment_bytes <= held  # an unknown limit left less than the request
     if oom.library_error is not None and oom.sample is not None:  # how much it asked is unknown
         return held >= MUCH_UNUSED * oom.sample.allocated_bytes
-    if kind in facts.proofs:
-        return not facts.proofs[kind].is_refuted
     if oom.segment_bytes <= available:  # the driver has refused a part of it
         available -= int(UNUSABLE_PART * (oom.limit_bytes or 0))
     # Freed blocks may leave free memory in pieces.
-    return oom.segment_bytes <= available + held // 2
+    return helps(facts, oom.segment_bytes <= available + held // 2, kind)
 
 
 def _dropped(facts: Facts) -> Iterator[Verdict]:
@@ -603,7 +601,7 @@ def _of_library(facts: Facts) -> Verdict:
 def _of_limit(facts: Facts) -> Iterator[Verdict]:
     """Yield the verdict on a limit of the process."""
     oom, unused = facts.oom, facts.oom.device_free_bytes - facts.oom.available_bytes
-    if unused > 0 and _helps(facts, oom.segment_bytes <= oom.device_free_bytes, LIMIT):
+    if unused > 0 and helps(facts, oom.segment_bytes <= oom.device_free_bytes, LIMIT):
         yield Verdict(
             LIMIT,
             f"the limit of the process (set_per_process_memory_fraction) leaves {size(unused)} of "
@@ -611,8 +609,8 @@ def _of_limit(facts: Facts) -> Iterator[Verdict]:
         )
 
 
-def _helps(facts: Facts, is_likely: bool, *kinds: str) -> bool:
-    """Return whether one of several changes helps; without a simulation, whether it is likely."""
+def helps(facts: Facts, is_likely: bool, *kinds: str) -> bool:
+    """Return whether a remedy for one of these reasons helps; without a simulation, `is_likely`."""
     proofs = [facts.proofs[kind] for kind in kinds if kind in facts.proofs]
     return any(not trial.is_refuted for trial in proofs) if proofs else is_likely
 
@@ -676,7 +674,7 @@ def _of_streams(facts: Facts) -> Iterator[Verdict]:
             yield Verdict(WAITING, f"{text} Without them, {_asked(facts)} would have fitted.")
         return
     others = found.size_bytes // found.streams * (found.streams - 1)
-    if _helps(facts, facts.oom.segment_bytes <= facts.oom.available_bytes + others, STREAMS):
+    if helps(facts, facts.oom.segment_bytes <= facts.oom.available_bytes + others, STREAMS):
         yield Verdict(
             STREAMS,
             f"{idle_streams_text(found)} If one stream had been used in their place, "
@@ -688,7 +686,7 @@ def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
     """Yield the verdict on memory that is free in a pool that the request cannot use."""
     oom, pool = facts.oom, facts.oom.other_pool
     # Other segments of a pool cannot be given back, and have their free memory in pieces.
-    if pool is None or not _helps(
+    if pool is None or not helps(
         facts,
         oom.segment_bytes <= oom.available_bytes + pool.all_bytes,
         *(OTHER_POOL, SHARED_POOL),

@@ -77,7 +77,7 @@ class Trial:
             return "Nothing before it shows what the program allocates next."
         if not self.again and leaked_bytes and self.limit_bytes is not None:
             more = int((self.limit_bytes - self.peak_bytes) / leaked_bytes)
-            return f"With the leak, memory runs out again after about {number(more, 'step')}."
+            return f"With the leak, memory runs out again within about {number(more, 'step')}."
         if not self.again:
             return ""
         when = "Then memory runs out again"

@@ -71,6 +71,7 @@ def kept_tensors(
     hidden: list[str],
     unnamed: list[str],
     roots: list[ref[Any]],
+    models: dict[tuple[int, int], str],
 ) -> dict[str, Any]: ...
 
 # Has the main thread call `call` once, soon after the first event whose stack has this code object.

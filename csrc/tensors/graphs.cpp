@@ -1,5 +1,6 @@
 #include "tensors/graphs.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "holders/references.h"
@@ -18,11 +19,12 @@ py::object attribute_of(PyObject* object, const char* name) {
 }  // namespace
 
 void Graphs::read(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions,
-                  const std::vector<PyObject*>& checkpoints) {
+                  const std::vector<PyObject*>& checkpoints, const std::map<StorageBegin, std::string>& models) {
   waiting_.emplace_back(current_, 0);
   for (PyObject* each : functions) waiting_.emplace_back(py::reinterpret_borrow<py::object>(each), 0);
   for (PyObject* each : tensors) begin(each);  // their nodes come first, because they tell what keeps a node
   walk();
+  if (!models.empty()) name_untrained(models);
   for (PyObject* each : checkpoints) read_checkpoint(each);
   for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
   for (auto& [tensor, graph] : graph_of) graph = first_of(graph);
@@ -73,11 +75,47 @@ bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
     PyObject* const pair = PyTuple_GET_ITEM(next.ptr(), i);
     if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) > 0) {
       waiting_.emplace_back(py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(pair, 0)), kept_by);
+      users_[PyTuple_GET_ITEM(pair, 0)].push_back(node.ptr());
     }
   }
+  if (!has_next && std::string(short_class_name(Py_TYPE(node.ptr()))) == "AccumulateGrad") {
+    std::vector<TensorMemory> parts;
+    if (const py::object leaf = attribute_of(node.ptr(), "variable")) tensors_.read(leaf.ptr(), parts);
+    for (const TensorMemory& part : parts) leaves_.try_emplace(node.ptr(), part.device, part.begin);
+  }
   seen_.emplace(node.ptr(), Seen{node, kept_by, has_next});
+  const size_t before = saved.size();
   read_node(node.ptr(), kept_by);
+  for (size_t i = before; i < saved.size(); ++i) saved[i].node = node.ptr();
   return true;
+}
+
+// What leads to any other parameter, through any nodes, is of use, and comes first.
+void Graphs::name_untrained(const std::map<StorageBegin, std::string>& models) {
+  std::unordered_map<PyObject*, const std::string*> leads_to;
+  const auto model_of = [&models](const StorageBegin& begin) {
+    const auto place = models.find(begin);
+    return place == models.end() ? nullptr : &place->second;
+  };
+  for (const bool is_trained : {true, false}) {
+    for (const auto& [leaf, begin] : leaves_) {
+      const std::string* const model = model_of(begin);
+      if ((model == nullptr) != is_trained) continue;
+      for (std::vector<PyObject*> waiting{leaf}; !waiting.empty();) {
+        PyObject* const node = waiting.back();
+        waiting.pop_back();
+        if (leads_to.emplace(node, model).second) {
+          waiting.insert(waiting.end(), users_[node].begin(), users_[node].end());
+        }
+      }
+    }
+  }
+  for (Saved& each : saved) {
+    const std::string* const model = leads_to[each.node];
+    if (model == nullptr) each.node = nullptr;
+    if (model != nullptr) each.name += " of " + *model + " without an optimizer";
+  }
+  std::stable_partition(saved.begin(), saved.end(), [](const Saved& each) { return each.node == nullptr; });
 }
 
 // The attributes of torch's classes in C that have what a node has saved.
@@ -149,7 +187,7 @@ void Graphs::add(const std::string& name, PyObject* value, uintptr_t kept_by) {
     std::vector<TensorMemory> parts;
     const TensorReader::Result result = tensors_.read(tensor, parts, true);
     if (result >= TensorReader::Result::unknown) ++unread;
-    for (const TensorMemory& part : parts) saved.push_back({name, part, kept_by});
+    for (const TensorMemory& part : parts) saved.push_back({name, part, kept_by, nullptr});
   });
 }
 

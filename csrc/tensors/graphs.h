@@ -5,6 +5,7 @@
 //    would run recomputations and hooks of the program, allocate memory, and may make the backward pass fail.
 #pragma once
 
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -28,15 +29,17 @@ class Graphs {
     std::string name;  // "MmBackward0.self"
     TensorMemory memory;
     uintptr_t kept_by;  // the id of a tensor that keeps the graph; 0: none is known
+    PyObject* node;     // of the graph, while it is read; null: it may be of use
   };
 
   Graphs(TensorReader& tensors, const py::object& torch, const GraphBounds& bounds)
       : tensors_(tensors), current_(torch.attr("_C").attr("_current_autograd_node")()),
         function_class_(torch.attr("_C").attr("_FunctionBase")), bounds_(bounds) {}
 
-  // All tensors, torch's functions, and regions of torch.utils.checkpoint.
+  // All tensors, torch's functions, and regions of torch.utils.checkpoint. `models`: those of parameters that no
+  // optimizer has.
   void read(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions,
-            const std::vector<PyObject*>& checkpoints);
+            const std::vector<PyObject*>& checkpoints, const std::map<StorageBegin, std::string>& models);
 
   std::vector<Saved> saved;  // a storage may come more than once
   // Tensors that were computed from others, by the ids of the others: they keep what these keep.
@@ -55,6 +58,7 @@ class Graphs {
 
   void begin(PyObject* tensor);
   void walk();
+  void name_untrained(const std::map<StorageBegin, std::string>& models);
   bool follow(const py::object& node, uintptr_t kept_by);
   void read_node(PyObject* node, uintptr_t kept_by);
   void read_saved(const std::string& name, PyObject* saved, uintptr_t kept_by);
@@ -72,6 +76,8 @@ class Graphs {
   std::vector<std::pair<py::object, uintptr_t>> waiting_;
   std::unordered_map<PyObject*, uintptr_t> made_by_;    // tensors by nodes
   std::unordered_map<PyObject*, Seen> seen_;
+  std::unordered_map<PyObject*, std::vector<PyObject*>> users_;  // the nodes that lead to a node
+  std::unordered_map<PyObject*, StorageBegin> leaves_;           // the nodes of parameters
   std::unordered_map<uintptr_t, uintptr_t> joined_;     // connected graphs of one tensor each
   std::unordered_map<uintptr_t, size_t> nodes_;
   std::unordered_map<PyTypeObject*, std::vector<std::string>> saved_attributes_;

@@ -38,7 +38,7 @@ class KeptSearch {
     kept_.optimizers = references_to(objects.instances[4]);
     if (options_.reads_graphs) {
       Graphs graphs(tensors_, torch, options_.graphs);
-      graphs.read(tensors, objects.instances[1], objects.instances[2]);
+      graphs.read(tensors, objects.instances[1], objects.instances[2], options_.models);
       add_graphs(graphs);
     }  // the nodes are dropped: a search counts references
     choose(tensors);

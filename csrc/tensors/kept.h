@@ -16,12 +16,11 @@
 
 namespace pytracer {
 
-// Where the storage of a tensor begins: the device and the address.
-using StorageBegin = std::pair<int, uint64_t>;
 using Ranges = std::vector<std::pair<StorageBegin, uint64_t>>;  // where memory begins, and ends
 
 struct KeptOptions {
   Ranges owned;  // memory with an owner
+  std::map<StorageBegin, std::string> models;  // of parameters that no optimizer has
   std::set<int> devices;
   bool has_all_blocks;  // if each block has an owner, nothing is looked at
   Ranges blocks;        // that live, sorted

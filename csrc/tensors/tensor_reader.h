@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace pytracer {
@@ -26,6 +27,9 @@ struct TensorMemory {
   uint64_t begin;    // where the storage begins, of which the tensor may be a part
   uint64_t storage_size = 0;  // if it was asked for
 };
+
+// Where the storage of a tensor begins: the device and the address.
+using StorageBegin = std::pair<int, uint64_t>;
 
 constexpr int kMaxTensorNesting = 4;  // how deep tensors may be nested in tensors, lists and dicts
 

@@ -30,9 +30,9 @@ from pytracer.analysis.holders import Holder, bytes_of_keepers
 from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import DeviceLeaks, holder_of, leaks_of, remedy
 from pytracer.analysis.oom import reasons
-from pytracer.analysis.oom.reasons import Facts, Verdict
+from pytracer.analysis.oom.reasons import Facts, Verdict, helps
 from pytracer.analysis.oom.savings import lowering
-from pytracer.analysis.oom.trials import longest_lasting
+from pytracer.analysis.oom.trials import Trial, longest_lasting
 from pytracer.analysis.ooms import is_of_failure
 from pytracer.analysis.pinned_memory import PinnedMemory
 from pytracer.analysis.usage import UsageSample
@@ -107,18 +107,20 @@ def advise_after_oom(
     """
     kinds = {verdict.kind for verdict in found}
     path = shlex.quote(data.snapshot.path)
+    lower = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
     if leaks is not None:
-        suggestions = _of_leak(path, leaks)
+        suggestions = [*_of_leak(path, leaks), *lower, *_of_kinds(data, facts, kinds)]
+        best = longest_lasting(facts.trials)
+        if kinds >= {reasons.LEAK, reasons.FRAGMENTED} and best is not None and best.is_proven:
+            suggestions.append(_of_setting(data, best, leaks.bytes_per_step))
     elif reasons.KEPT_GROWING in kinds and facts.growth is not None:
-        dropping = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
-        return [Suggestion("", f"{sentence(remedy([facts.growth]))}."), *dropping]
+        return [Suggestion("", f"{sentence(remedy([facts.growth]))}."), *lower]
     else:
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and facts.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
-        lower = _dropping(facts) if kinds & {reasons.GARBAGE, reasons.EXCEPTION} else []
         of_items = [] if kinds & _OF_STEPS else _of_items(data, facts, least)
         has_reason = lower + of_items != []
-        less = _less(facts, kinds, is_needed=is_too_little and not has_reason)
+        less = _less(data, facts, kinds, is_needed=is_too_little and not has_reason)
         of_items += _of_models(facts) if is_too_little else []
         lower += less + of_items if kinds & _OF_PLACE else of_items + less
         # A setting with which only this allocation is known to succeed moves the failure of a
@@ -139,14 +141,33 @@ def advise_after_oom(
     return [*suggestions, *_for_next_run(data, facts.holders)]
 
 
-def _less(facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
+def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestion]:
+    """Return the remedies of verdicts, with how far each was proven."""
+    backend, found = "npu" if data.snapshot.backend(data.device) == "npu" else "cuda", []
+    if reasons.OTHER_POOL in kinds:
+        kinds = kinds | {reasons.SHARED_POOL}
+    for kind, why in _OF_KIND.items():
+        if kind in kinds and helps(facts, True, kind):
+            why = why.replace("torch.cuda", f"torch.{backend}")
+            found.append(Suggestion("", why + _proof(facts, kind)))
+    return found
+
+
+def _proof(facts: Facts, kind: str) -> str:
+    """Return how far a remedy was proven to help, as sentences; "" if it was not simulated."""
+    if (trial := facts.proofs.get(kind)) is None:
+        return ""
+    return f" {sentence(trial.proof())}. {trial.limits_of_proof()}".rstrip()
+
+
+def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
     found: list[Suggestion] = []
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in facts.avoidable)
-    found += [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
+    found += _of_kinds(data, facts, kinds)
     fitting = None
-    if reasons.LARGER_INPUT in kinds and facts.simulation is not None:
+    if kinds <= _HELD | {reasons.UNKNOWN} and facts.simulation is not None:
         fitting = facts.simulation.fitting_bytes()
     if fitting is not None:
         why = f"Simulated: an input fits for which this line requests at most {size(fitting)}."
@@ -233,21 +254,29 @@ def _of_settings(
 
     `of_step_only`: whether only those help with which the rest of the step fits.
     """
-    kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
-    version = data.snapshot.metadata.torch_version(kind)
     best = longest_lasting(facts.trials)
-    if best is not None and (best.is_proven or not of_step_only):
-        command = command_of(best.settings, kind, version, own)
-        return [Suggestion(command, best.limits_of_proof(), best.proof())]
+    if best is not None and (best.is_proven or not (of_step_only or facts.is_short)):
+        return [_of_setting(data, best)]
     found = []
     if facts.simulation is None and not of_step_only and reasons.FRAGMENTED in kinds:
-        command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
+        own, kind = data.snapshot.settings_text or "", data.snapshot.backend(data.device)
+        command = _command(data, with_settings(own, _UNTESTED_CHANGE, kind))
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
     searched = {reasons.EXHAUSTED, reasons.FRAGMENTED, reasons.UNKNOWN, reasons.SHORT}
     if kinds & searched and facts.missing_bytes <= 0:
         found += _of_search(data, path)
     return found
+
+
+def _of_setting(data: DeviceData, best: Trial, leaked_bytes: float = 0) -> Suggestion:
+    command = _command(data, best.settings)
+    return Suggestion(command, best.limits_of_proof(leaked_bytes), best.proof())
+
+
+def _command(data: DeviceData, settings: str) -> str:
+    kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
+    return command_of(settings, kind, data.snapshot.metadata.torch_version(kind), own)
 
 
 def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
@@ -300,12 +329,14 @@ def _dropping(facts: Facts) -> list[Suggestion]:
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."
+        why += _proof(facts, reasons.GARBAGE)
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
         how = "Try again outside of `except`, without the exception"
         if 2 * bytes_of_keepers(facts.keepers, is_of_last_exception) > failed:
             how = "Run a cell that fails, such as `1/0`, then gc.collect(), to drop the exception"
         why = f"the functions that have failed keep {size(failed)} until it is dropped."
+        why += _proof(facts, reasons.EXCEPTION)
         found.append(Suggestion("", f"{how}: {why}"))
     return found
 
@@ -319,9 +350,10 @@ _OF_STREAMS = {
 
 _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    reasons.OTHER_POOL: "Let all lines allocate in the same pool and on one stream, as by "
-    "torch.cuda.graph(g, pool=first.pool(), stream=side); or free the other ones before this line: "
-    "drop their CUDA graph or MemPool, or call empty_cache() for (0, 0), the default pool.",
+    reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream, as by "
+    "torch.cuda.graph(g, pool=first.pool(), stream=side).",
+    reasons.OTHER_POOL: "Drop the graphs or MemPools of other pools before this line; "
+    "torch.cuda.empty_cache() frees the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "

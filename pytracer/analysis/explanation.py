@@ -3,7 +3,7 @@
 `answer_words.py` makes the words of it, which `pytracer show`, the log and the page have.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pytracer.analysis.advice import Suggestion, advise_after_oom, advise_at_peak
@@ -27,9 +27,9 @@ from pytracer.analysis.leaks.one_file import leaks_on_device, steady_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
-from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, verdicts
+from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, proofs_of, verdicts
 from pytracer.analysis.oom.savings import recomputed_bytes
-from pytracer.analysis.oom.trials import Simulation, Trial, TrySettings
+from pytracer.analysis.oom.trials import Simulation, TrySettings
 from pytracer.analysis.oom.unfinished_pass import unfinished
 from pytracer.analysis.ooms import (
     OutOfMemory,
@@ -327,6 +327,7 @@ def _facts(
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     earlier = earlier_requests(data, oom.event) if why is None else None
+    of_streams = stream_memory(data, oom.event + 1, at_once=True) if why is None else None
     growth = found.growth  # one long pass makes activations all the time
     if growth is not None and 2 * sizes.get("activation", 0) > growth.held_bytes:
         growth = None
@@ -341,12 +342,11 @@ def _facts(
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         simulation=simulation,
-        without_garbage=_without(held, is_garbage, simulation),
-        without_exception=_without(held, is_failed, simulation),
+        proofs=dict(proofs_of(oom, held, of_streams, simulation)),
         earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, found.categories) if why is None else None,
-        of_streams=stream_memory(data, oom.event + 1, at_once=True) if why is None else None,
+        of_streams=of_streams,
         is_first_backward=not has_step
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),
@@ -357,16 +357,6 @@ def _facts(
         avoidable=avoidable(held),
         recomputed_bytes=recomputed_bytes(held),
     )
-
-
-def _without(
-    held: Blocks, is_holder: Callable[[str], bool], simulation: Simulation | None
-) -> Trial | None:
-    """Return what would have happened without what these objects keep; None: unknown."""
-    is_kept = held.are("unusual_holder", is_holder)
-    if simulation is None or not is_kept.any():
-        return None
-    return simulation.without(held.numbers[is_kept])
 
 
 def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:

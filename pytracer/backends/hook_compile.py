@@ -117,7 +117,9 @@ class HookCompiler:
             return own
         release = re.findall(r"\d+", torch.version)[:3]
         prefixes = (self._environment.get("CONDA_PREFIX", sys.prefix), "/usr")
-        for headers, name in product((Path(each, "include") for each in prefixes), _VERSION_HEADERS):
+        for headers, name in product(
+            (Path(each, "include") for each in prefixes), _VERSION_HEADERS
+        ):
             with contextlib.suppress(OSError, ValueError):
                 if _VERSION.findall((headers / name).read_text()) == release:
                     return headers

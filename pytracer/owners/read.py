@@ -102,6 +102,7 @@ class OwnersNow:
             self.unheld = ""
             self.unsearched = 0
             self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
+            self._models: dict[Begin, str] = {}  # of the parameters that no optimizer has
             self._roots: dict[int, tuple[ref[Any], bool]] = {}
             self._graph_passes: int | None = None
             self._has_found_models = False
@@ -143,13 +144,27 @@ class OwnersNow:
             self._add(parameter.main_gradient, _GRADIENT, _GRAD, f"main_grad of {name}", root)
         for optimizer in optimizers:
             self._state_of(optimizer, parameters)
+        # By name: FSDP2 gathers others than those of the optimizer. An optimizer may have copies of
+        # parameters, which no module has: then nobody knows which it trains.
+        numbers = {each.number for optimizer in optimizers for each in optimizer.parameters}
+        trained = {parameters[number][0] for number in numbers}
+        if not {root for _, _, root in parameters.values()} & {each.number for each in optimizers}:
+            parts = [(name, part[2:]) for name, one, _ in parameters.values() for part in one.parts]
+            kept = {begin for name, begin in parts if name in trained}  # FSDP1 has several in one
+            self._models = {
+                begin: name.partition(".")[0]
+                for name, begin in parts
+                if trained and begin not in kept
+            }
         self._roots = self._several(modules, optimizers)
 
     def _hold(self) -> None:
         """Read what graphs keep, unless another thread may change them, and who holds tensors."""
         owned = [owner[:3] for owner in self.owners]
-        devices, roots, passes = self._devices, self._roots, self._graph_passes
-        now = HoldersNow(self._torch, owned, devices, self._session, roots, passes, self._patience)
+        now = HoldersNow(
+            *(self._torch, owned, self._devices, self._session, self._roots, self._graph_passes),
+            *(self._models, self._patience),
+        )
         self._has_found_models = REGISTRY.add(*now.models)  # that were copied or unpickled
         for address, size_bytes, device, name in now.saved:
             self._add_owner((address, size_bytes, device, _ACTIVATION, _SAVED, name))

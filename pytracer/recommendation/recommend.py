@@ -209,7 +209,8 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         notes=notes,
     )
     like = "" if one.simulation is None else one.simulation.like
-    found = answered(found, best, recording, reference.why_unknown, like)
+    recorded_bytes = needed_bytes(recording.requests)
+    found = answered(found, best, recording, reference.why_unknown, like, recorded_bytes)
     if not given:
         found = reason_first(found, explain_device(one.data, lambda _: one.simulation))
     simulated = [own] if best is own else [own, best]

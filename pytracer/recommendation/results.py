@@ -27,7 +27,7 @@ LEAK = "leak"
 _NO_SETTING = {
     *(reasons.GARBAGE, reasons.EXCEPTION, reasons.LIMIT, reasons.OTHERS, reasons.OTHER_POOL),
     *(reasons.STREAMS, reasons.FREED, reasons.LIBRARY, reasons.REPLACED, reasons.GROWING),
-    *(reasons.WAITING, reasons.KEPT_GROWING),
+    reasons.WAITING,
 }
 """The reasons of an out-of-memory error that are not of the allocator's settings."""
 
@@ -123,18 +123,19 @@ class Recommendation(BriefRepr):
         torch_version: The version of torch (of torch_npu on an NPU); None if unknown.
         capacity_bytes: How much the allocator can reserve; None: unknown, so that no allocation can
             fail in the simulation.
-        requests: The number of simulated requests.
+        requests: The number of recorded requests. After an out-of-memory, the rest of its step is
+            simulated, too.
         kind: "change": the recommended settings are better. "keep": no setting is much better than
             the recording's own. "too large": the program holds more than the capacity, so that no
             setting helps. "no setting": none of the settings fits, but another allocator might.
             "can't tell": a simulation of the recording's own settings does not reproduce the
             recording, or the difference is within the error bar. "leak": memory is kept from step
-            to step, which no setting stops.
+            to step, or grew all the time, which no setting stops.
         answer: The answer, in a sentence.
         command: The line to paste into a shell; "" without a change.
         why: The figures that decided, in sentences.
-        needed_bytes: The most bytes that the program requested and held at one moment, with the
-            allocation that failed.
+        needed_bytes: The most bytes that the program requests and holds at one moment, with the
+            allocation that failed, and with the rest of its step by estimate.
         deviation: How far a simulation of the recording's own settings is from the recording.
         own: The simulation under the recording's own settings.
         recommended: The simulation under the recommended settings; None without a change.
@@ -170,20 +171,25 @@ def answered(
     recording: Recording,
     why_unknown: str | None,
     like: str,
+    recorded_bytes: int,
 ) -> Recommendation:
     """Return a recommendation with the answer that its figures allow.
 
     Args:
         why_unknown: Why the recording says nothing about other settings; None if it does.
         like: The step that the rest of the last one is taken from, if it ran out of memory.
+        recorded_bytes: What the program needed until then.
     """
     own, capacity, needed = found.own, found.capacity_bytes, size(found.needed_bytes)
+    rest, about = "", ""
+    if found.needed_bytes > recorded_bytes:
+        rest, about = f" for the rest of a step like {like}", "about "
     if capacity is not None and found.needed_bytes > capacity:
         return _answer(
             found,
             TOO_LARGE,
-            f"No setting helps: the program needs {needed} at one moment, and the allocator can "
-            f"reserve {size(capacity)}.",
+            f"No setting helps: the program needs {about}{needed} at one moment{rest}, and the "
+            f"allocator can reserve {size(capacity)}.",
             "The program must hold less, or the device must be larger.",
         )
     if why_unknown is not None:
@@ -191,7 +197,8 @@ def answered(
     if not best.fits:
         room = "any device" if capacity is None else size(capacity)
         none = re.sub("^none ", "None ", _none(found, "fits", "fit"))
-        text = f"{none} into {room}, although the program itself never holds more than {needed}."
+        most = f"although the program itself never holds more than {about}{needed}{rest}"
+        text = f"{none} into {room}, {most}."
         return _answer(found, NO_SETTING, text, _smallest(own, best))
     bar = abs(found.deviation.peak_bytes)
     saved = own.peak_reserved_bytes - best.peak_reserved_bytes
@@ -226,20 +233,23 @@ def reason_first(found: Recommendation, explanation: Explanation) -> Recommendat
 
     That is a leak, or what no setting mends.
     """
-    answer, sentence = answer_of(explanation, is_saved=False), explanation.leak_sentence()
-    if not sentence:
-        is_named = bool(_NO_SETTING.intersection(each.kind for each in explanation.verdicts))
-        is_named |= explanation.of_streams is not None
-        whys, remedies = answer.texts("why"), answer.texts("do")
-        is_growth = any(each.kind == reasons.KEPT_GROWING for each in explanation.verdicts)
-        if not is_named or not whys or (found.kind == CHANGE and not is_growth):
-            return found
-        why = f"{' '.join(remedies[:1])} {found.answer} {found.why}".strip()
-        return _answer(found, found.kind, f"{answer.verdict}: {whys[0]}", why)
-    text = sentence if sentence.startswith("Leak") else f"Leak: {sentence}"
-    why = f"No setting stops a leak. Apart from the leak: {found.answer} {found.why}".rstrip()
-    command = f"pytracer show {shlex.quote(found.path)} --leaks"
-    return replace(_answer(found, LEAK, text, why), command=command, recommended=None)
+    answer, leak = answer_of(explanation, is_saved=False), explanation.leak_sentence()
+    kinds = {each.kind for each in explanation.verdicts}
+    is_growth = bool(leak) or reasons.KEPT_GROWING in kinds
+    is_growth |= explanation.oom is None and explanation.growth is not None
+    is_named = bool(_NO_SETTING & kinds) or explanation.of_streams is not None
+    whys, remedies = answer.texts("why") or answer.texts("from"), answer.texts("do")[:1]
+    if not is_growth and (not is_named or not whys or found.kind == CHANGE):
+        return found
+    text, command = f"{answer.verdict}: {' '.join(whys[:1])}", ""
+    if leak:
+        text = leak if leak.startswith("Leak") else f"Leak: {leak}"
+        command = f"pytracer show {shlex.quote(found.path)} --leaks"
+        remedies = []
+    if is_growth:
+        remedies += ["No setting stops what grows. Apart from it:"]
+    found = _answer(found, found.kind, text, " ".join([*remedies, found.answer, found.why]).strip())
+    return replace(found, kind=LEAK, command=command, recommended=None) if is_growth else found
 
 
 def _answer(found: Recommendation, kind: str, text: str, why: str) -> Recommendation:

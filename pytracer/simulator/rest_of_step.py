@@ -68,6 +68,7 @@ class Continued:
     failing: int
     ends: list[int]
     like: str | None
+    is_growth_known: bool = False  # whether a third step shows how requests grow with the input
 
     def requests(self, part: float = 1.0, end: int | None = None) -> Requests:
         """Return the requests, with an input between that of `like` (0) and that of the step (1).
@@ -82,13 +83,14 @@ class Continued:
         columns |= {"size_bytes": _whole(small * (sizes / small) ** part)}
         return replace(self.recorded, **columns)
 
-    def without(self, blocks: Column) -> "Continued":
-        """Return the same with these blocks freed just before the request that failed."""
-        freed = np.zeros(len(blocks), self.rows.dtype)
-        freed["kind"], freed["block"] = FREE, blocks
-        rows = np.concatenate((self.rows[: self.failing], freed, self.rows[self.failing :]))
-        ends = [end + len(blocks) for end in self.ends]
-        return replace(self, rows=rows, failing=self.failing + len(blocks), ends=ends)
+    def after(self, kind: int, **columns: Column) -> "Continued":
+        """Return the same after further requests, just before the one that failed."""
+        ((name, values),) = columns.items()
+        more = np.zeros(len(values), self.rows.dtype)
+        more["kind"], more["block"], more[name] = kind, -1, values
+        rows = np.concatenate((self.rows[: self.failing], more, self.rows[self.failing :]))
+        ends = [end + len(more) for end in self.ends]
+        return replace(self, rows=rows, failing=self.failing + len(more), ends=ends)
 
 
 def continued(data: DeviceData, recording: Recording) -> Continued:
@@ -231,7 +233,8 @@ def _continued(
     is_older &= ~np.isin(rows["block"], _freed(rows))
     rest = like[np.flatnonzero(like["kind"] == ALLOCATE)[i[-1]] + 1 :].copy()
     rest["small_bytes"] = rest["size_bytes"]
-    sizes = _sizes(units, base, i, now["size_bytes"], rows["size_bytes"][is_older])
+    older = rows["size_bytes"][is_older]
+    sizes, is_growth_known = _sizes(units, base, i, now["size_bytes"], older)
     rest["size_bytes"][rest["kind"] == ALLOCATE] = sizes[i[-1] + 1 :]
     # The blocks of that step, and of those before it, and those that stand for them.
     theirs, ours = [was["block"]], [now["block"]]
@@ -257,7 +260,7 @@ def _continued(
         parts.append(further)
         old, new, step = _asked(step), _asked(further), further
     ends = np.cumsum([len(part) for part in parts])[2:].tolist()
-    return Continued(recorded, np.concatenate(parts), len(head), ends, name)
+    return Continued(recorded, np.concatenate(parts), len(head), ends, name, is_growth_known)
 
 
 def _repeated(unit: Column, old: Column, new: Column, fresh: int) -> Column:
@@ -277,12 +280,14 @@ def _repeated(unit: Column, old: Column, new: Column, fresh: int) -> Column:
     return found
 
 
-def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column) -> Column:
+def _sizes(
+    units: list[Column], base: int, i: Column, now: Column, older: Column
+) -> tuple[Column, bool]:
     """Return the sizes that all allocations of the step `units[base]` would have in the last one.
 
-    If a third step differs, they grow with the power of the input that the two show. Else each is
-    what the same size has become so far, or the size of `older` blocks, which stay, or grows as the
-    largest request.
+    And whether a third step differs. Then they grow with the power of the input that the two show.
+    Else each is what the same size has become so far, or the size of `older` blocks, which stay, or
+    grows as the largest request.
 
     Args:
         i: Which allocations the last step has requested, too.
@@ -291,7 +296,7 @@ def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column
     own = _asked(units[base])["size_bytes"]
     was = own[i]
     if np.array_equal(was, now):
-        return own
+        return own, False
     largest = int(np.where(was != now, now, 0).argmax())
     input_now, input_was = int(now[largest]), max(int(was[largest]), 1)
     sizes, place = np.unique(was, return_inverse=True)
@@ -305,8 +310,9 @@ def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column
         x, y = _pairs(units[base], units[step])
         found = np.zeros(len(own), np.int64)
         found[x] = _asked(units[step])["size_bytes"][y]
-        if abs(np.log(max(found[i[largest]], 1) / input_was)) > abs(np.log(ratio)):
-            there, ratio = found, max(found[i[largest]], 1) / input_was
+        its_input = int(found[i[largest]]) or input_was  # a step may lack this request
+        if abs(np.log(its_input / input_was)) > abs(np.log(ratio)):
+            there, ratio = found, its_input / input_was
     power = np.zeros(len(own))
     if ratio != 1:
         power = np.log(np.maximum(there, 1) / np.maximum(own, 1)) / np.log(ratio)
@@ -316,7 +322,7 @@ def _sizes(units: list[Column], base: int, i: Column, now: Column, older: Column
         [own, most[place], grown, most[place], own],
         own * (input_now / input_was),
     )
-    return _whole(found)
+    return _whole(found), ratio != 1
 
 
 def _whole(sizes: Column) -> Column:

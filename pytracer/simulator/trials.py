@@ -11,6 +11,9 @@ from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.oom.trials import Trial
 from pytracer.analysis.requests import (
     ALLOCATE,
+    EMPTY_CACHE,
+    FREE,
+    RELEASE_POOL,
     Recording,
     block_order,
     extract_recording,
@@ -20,7 +23,7 @@ from pytracer.reading.snapshot import OOM, Column
 from pytracer.simulator.deviation import reference_of
 from pytracer.simulator.rest_of_step import Continued, continued
 from pytracer.simulator.rules import is_checked
-from pytracer.simulator.simulate import limits_of, rules_under, simulate_recording
+from pytracer.simulator.simulate import Limits, limits_of, rules_under, simulate_recording
 from pytracer.text import size
 from pytracer.variables import format_settings, parse_settings, with_settings
 
@@ -52,7 +55,8 @@ class SimulatedOom:
                 continue
             settings = with_settings(recording.settings, change, recording.backend)
             with contextlib.suppress(PytracerError):  # this allocator has no such setting
-                found.append(self._trial(self._continued, settings, format_settings(change)))
+                name = format_settings(change)
+                found.append(self._trial(self._continued, settings=settings, name=name))
         return found
 
     @property
@@ -74,30 +78,85 @@ class SimulatedOom:
     def without(self, rows: Column) -> Trial:
         """Simulate that these blocks of the history were free when the allocation failed."""
         order = block_order(self._recording.history.blocks)
-        begun = self._continued.without(np.flatnonzero(np.isin(order, rows)))
-        return self._trial(begun, self._recording.settings)
+        begun = self._continued.after(FREE, block=np.flatnonzero(np.isin(order, rows)))
+        return self._trial(begun)
+
+    def without_limit(self) -> Trial:
+        """Simulate that the process may take all that is free on the device."""
+        recording = self._recording
+        event = int(np.flatnonzero(recording.trace.action == OOM)[-1])
+        free_bytes = int(recording.trace.address[event])
+        device_bytes = int(recording.history.usage.reserved_bytes[event]) + free_bytes
+        return self._trial(self._continued, limits=Limits(None, device_bytes))
+
+    def without_other_pools(self) -> Trial:
+        """Simulate that other pools are given up just before the allocation that failed."""
+        begun = self._continued
+        own, start = int(begun.rows["pool"][begun.failing]), begun.recorded.start
+        pools = np.unique(np.append(begun.rows["pool"], [] if start is None else start.pool))
+        freed = begun.after(RELEASE_POOL, pool=pools[(pools != own) & (pools > 0)])
+        return self._trial(freed.after(EMPTY_CACHE, pool=np.zeros(int(own > 0), np.int64)))
+
+    def in_one_pool(self) -> Trial:
+        """Simulate that private pools are that of the allocation that failed; or else are one."""
+        rows = self._continued.rows.copy()
+        failing = rows[self._continued.failing]
+        is_private = (rows["pool"] > 0) & (rows["kind"] != RELEASE_POOL)
+        pools = np.unique(rows["pool"][is_private])
+        # Graphs share a pool, and do not have the default one.
+        are_several = failing["pool"] == 0 and len(pools) > 1
+        rows["stream"][is_private] = failing["stream"]
+        rows["pool"][is_private] = pools[0] if are_several else failing["pool"]
+        return self._placed(rows)
+
+    def on_same_streams(self, *, in_turn: bool) -> Trial:
+        """Simulate that each step uses the same streams, or one for all that it uses in turn."""
+        rows, begins = self._continued.rows.copy(), [first for _, first in self._data.boundaries]
+        used = np.flatnonzero((rows["kind"] == ALLOCATE) & (rows["stream"] > 0))
+        _, first, which = np.unique(rows["stream"][used], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        step = np.searchsorted(begins, rows["event"][used[first[order]]], "right")
+        place = np.ones(len(order), np.int64)
+        if not in_turn:  # the n-th stream that a step begins with is the n-th one in each step
+            place[order] += np.arange(len(order)) - np.searchsorted(step, step)
+        rows["stream"][used] = place[which]
+        return self._placed(rows)
+
+    def _placed(self, rows: Column) -> Trial:
+        """Simulate requests of other pools or streams, from the beginning."""
+        recorded = replace(self._continued.recorded, start=None)
+        return self._trial(replace(self._continued, rows=rows, recorded=recorded))
 
     def fitting_bytes(self) -> int | None:
         """Return what the line may request at most, with a smaller input; None: unknown.
 
         The inputs are between that of the step that the rest is taken from and that which failed.
         """
-        begun, own = self._continued, self._recording.settings
+        begun = self._continued
         names = ("small_bytes", "size_bytes")
         least, asked = (int(begun.rows[name][begun.failing]) for name in names)
-        if not begun.like or not 0 < least < asked:
+        if not begun.is_growth_known or not begun.like or not 0 < least < asked:
             return None
         low, high = -1, _PARTS  # of which low fits, and high does not
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self._trial(begun, own, part=middle / _PARTS).is_proven
+            fits = self._trial(begun, part=middle / _PARTS).is_proven
             low, high = (middle, high) if fits else (low, middle)
         return None if low < 0 else int(least * (asked / least) ** (low / _PARTS))
 
-    def _trial(self, begun: Continued, settings: str, name: str = "", part: float = 1.0) -> Trial:
+    def _trial(
+        self,
+        begun: Continued,
+        *,
+        settings: str | None = None,
+        name: str = "",
+        part: float = 1.0,
+        limits: Limits | None = None,
+    ) -> Trial:
         requests = begun.requests(part)
         recording = replace(self._recording, requests=requests)
-        rules, limits = rules_under(settings, recording), limits_of(recording)
+        settings = recording.settings if settings is None else settings
+        rules, limits = rules_under(settings, recording), limits or limits_of(recording)
         done = simulate_recording(recording, rules, limits, with_curve=True)
         assert done.allocated_bytes is not None
         failed = len(requests) if done.failed_request is None else done.failed_request
@@ -117,18 +176,22 @@ class SimulatedOom:
         # A setting would have been there when earlier allocations failed.
         has_earlier = bool(name) and bool((done.oom_requests < begun.failing).any())
         steps = sum(end <= failed for end in begun.ends)
+        before, after = done.allocated_bytes[[begun.failing - 1, (begun.ends or [0])[-1] - 1]]
+        grows = begun.like == "" and after > before
+        # Without its start, older blocks are not in the segments that the recording had.
+        has_start = requests.start is self._recording.requests.start
         return Trial(
             name=name,
             settings=settings,
             fits=failed > begun.failing and not has_earlier,
-            is_exact=self._is_exact,
+            is_exact=self._is_exact and has_start,
             like=begun.like,
             steps=steps,
-            is_all=steps == len(begun.ends),
+            is_all=steps == len(begun.ends) and not grows,
             later=later,
             again=again,
             peak_bytes=peak_bytes,
-            limit_bytes=recording.limit_bytes,
+            limit_bytes=limits.device_bytes or limits.fraction_bytes,
         )
 
 

@@ -212,7 +212,7 @@ def test_the_set_up_is_not_part_of_a_leak() -> None:
     assert (growth.verdict, growth.first_step, growth.held_bytes) == ("leak", 1, 60 * SIZE)
 
 
-@pytest.mark.parametrize("first", [12, 15, 20])
+@pytest.mark.parametrize("first", [5, 12, 20])
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_memory_that_was_all_released_once(first: int, is_replaced: bool) -> None:
     # GIVEN memory that is released after some steps, and then grows for longer
@@ -226,11 +226,9 @@ def test_memory_that_was_all_released_once(first: int, is_replaced: bool) -> Non
             kept.clear()
         kept.append(program.alloc(4096 * (count if is_replaced else 1), LINE))
 
-    # THEN the next time may be as much longer, unless it is four times as long
+    # THEN it may be released again, however long it grows
     device = observed(step)
-    assert device.verdict == ("leak" if 60 - first >= 4 * first else "unknown")
-    if device.verdict == "unknown":
-        assert " once, " in device.reason
+    assert (device.verdict, " once, " in device.reason) == ("unknown", True)
 
 
 def test_memory_that_was_released_several_times() -> None:

@@ -27,6 +27,7 @@ from pytracer.analysis.oom.reasons import (
     OTHER_POOL,
     OTHERS,
     REPLACED,
+    SHARED_POOL,
     TOO_LARGE,
     UNKNOWN,
     USUAL_CONTEXT_BYTES,
@@ -34,6 +35,7 @@ from pytracer.analysis.oom.reasons import (
     Facts,
     verdicts,
 )
+from pytracer.analysis.oom.trials import Trial
 from pytracer.analysis.oom.unfinished_pass import Unfinished
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.stream_memory import StreamMemory
@@ -41,6 +43,8 @@ from pytracer.analysis.usage import UsageSample
 
 MIB = 2**20
 GIB = 2**30
+FAILS_LATER = Trial("", "", fits=True, is_exact=True, like="step 3")
+FITS = replace(FAILS_LATER, steps=1)
 
 
 def sample(**changes: int) -> UsageSample:
@@ -172,6 +176,7 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         # A limit.
         (oom(2 * GIB, available_bytes=GIB, own_pool_free_bytes=0), {}, [LIMIT]),
         (oom(2 * GIB, available_bytes=GIB), {}, [FRAGMENTED, LIMIT]),
+        (oom(2 * GIB, available_bytes=GIB), {"proofs": {LIMIT: FAILS_LATER}}, [FRAGMENTED]),
         (oom(6 * GIB, available_bytes=GIB), {}, [TOO_LARGE]),
         # The state of the out-of-memory is not that of the file's end.
         (oom(4 * GIB, **LATER), {}, [UNKNOWN]),
@@ -207,6 +212,12 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         # Free segments belong to another pool.
         (oom(4 * GIB, **POOL), {}, [OTHER_POOL]),
         (oom(5 * GIB, **POOL), {}, [OTHER_POOL]),
+        (oom(5 * GIB, **POOL), {"proofs": {OTHER_POOL: FAILS_LATER}}, [UNKNOWN]),
+        (
+            oom(6 * GIB, **POOL),
+            {"proofs": {OTHER_POOL: FAILS_LATER, SHARED_POOL: FITS}},
+            [OTHER_POOL],
+        ),
         (oom(5 * GIB + 1, **POOL), {}, [TOO_LARGE]),
         # Streams still use what was freed.
         (oom(4 * GIB), {"of_streams": WAITING_BLOCKS}, [WAITING]),

@@ -54,6 +54,23 @@ def test_tensors_are_named_after_their_nodes(tracer: pytracer.Tracer) -> None:
     assert categories(tracer, x, z) == [("unknown", "")] * 2
 
 
+def test_a_model_that_no_optimizer_has(tracer: pytracer.Tracer) -> None:
+    # GIVEN a trained model, two that no optimizer has, and one of these that the trained one needs
+    policy, reference, judge = (nn.Linear(50, 50) for _ in range(3))
+    optimizer = torch.optim.SGD(policy.parameters())
+    x, a = torch.ones(30, 50), policy(torch.zeros(30, 50))
+    inputs = [torch.ones(30, 50) for _ in range(2)]
+    hidden = [policy(inputs[0]), reference(inputs[1]).exp()]
+    loss = (a - reference(x)).sum() + judge(hidden[0]).sum() + hidden[1].sum()
+    # THEN only what is kept for gradients that nobody uses is named so
+    ends = [
+        name.endswith(" without an optimizer")
+        for _, name in categories(tracer, x, *inputs, *hidden)
+    ]
+    assert ends == [True, False, True, False, True]
+    del loss, optimizer
+
+
 class _Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -250,7 +267,7 @@ def saved_now(nodes: int) -> tuple[set[int], bool]:
     """Return the addresses of what graphs keep, and whether all were read."""
     kinds = None, None, None
     now = _core.kept_tensors(
-        torch, kinds, [], {-1}, None, {}, 0, nodes, 60.0, 0, 0, False, 0.0, [], [], []
+        torch, kinds, [], {-1}, None, {}, 0, nodes, 60.0, 0, 0, False, 0.0, [], [], [], {}
     )
     return {address for address, *_ in now["saved"]}, now["has_all_graphs"]
 

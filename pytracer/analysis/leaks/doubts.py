@@ -6,10 +6,8 @@ from pytracer.analysis.leaks.growth import Lives, Observation, theil_sen
 from pytracer.reading.snapshot import Column
 from pytracer.text import size
 
-LEAST_CYCLES = 4
-"""How many times longer than before memory has grown since it was all released, if it leaks."""
-
-_MANY_FALLS, _LEAST_STAYING = 3, 0.1
+_LEAST_STAYING = 0.1
+"""How much stayed when memory fell, in parts of what was released, if that was of another list."""
 
 _LEAST_PART = 4
 """Memory must have grown for the quarter of a run: that of a buffer is released sooner or later."""
@@ -69,19 +67,16 @@ class Doubts:
         return "earlier steps kept less than the last ones, as of a cache that is thinned"
 
     def may_be_cleared(self, level: Column) -> str:
-        """Return a doubt if memory fell, and has hardly grown more since; or fell several times.
-
-        Nobody knows how long the next epoch or text is.
-        """
+        """Return a doubt if memory fell once: nobody knows how long the next epoch or text is."""
         most = int((np.maximum.accumulate(level) - level).max(initial=0))
         falls = np.flatnonzero(-np.diff(level) > most / 2) + 1
         if not len(falls):
             return ""
         last = level[falls[-1] :]
         grown, before = int(last[-1] - last[0]), int(last.min() - level.min())
-        is_more = grown >= LEAST_CYCLES * most and len(falls) < _MANY_FALLS
-        # It fell, and what had grown before stayed: that is of another list.
-        if is_more or before > _LEAST_STAYING * grown:
+        rises = np.count_nonzero(np.diff(level[: falls[-1]]) > 0)
+        # What had grown before stayed, so that it is of another list; or nothing had grown.
+        if before > _LEAST_STAYING * most or rises < 2:
             return ""
         often = "once, by" if len(falls) == 1 else f"{len(falls)} times, by up to"
         return (

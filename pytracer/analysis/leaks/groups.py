@@ -315,6 +315,9 @@ class _Search:
         kept_by, kept_bytes = common_holder(self.seen.strings, held.holder, held.size_bytes), None
         if kept_by is None:
             kept_by, kept_bytes = self.seen.keeper_before(frames)
+        first = int(position[0])
+        if is_older and self.seen.has_steps and len(older := held.birth_step[held.birth < 0]):
+            first = int(older.min()) or first
         count = len(growths) if kind == "replaced" else len(np.unique(held.birth[held.birth >= 0]))
         return Growth(
             verdict="unknown" if reason else "leak",
@@ -327,8 +330,8 @@ class _Search:
             most_bytes_per_step=line.most,
             growths=count,
             period_steps=float(np.median(np.diff(position))),
-            first_step=int(position[0]) if self.seen.has_steps else None,
-            is_older=is_older,
+            first_step=first if self.seen.has_steps else None,
+            is_older=is_older and first == int(position[0]),
             held_bytes=held_bytes,
             blocks=len(held),
             kept_by=kept_by,

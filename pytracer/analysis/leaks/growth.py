@@ -47,6 +47,7 @@ class Lives:
     holder: Column
     # bool, whether the file has the allocation, and with it all that was released.
     has_event: Column
+    birth_step: Column  # int64, the step of the allocation, of blocks older than the file; else 0
 
     def __len__(self) -> int:
         """Return the number of blocks."""

@@ -177,7 +177,9 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
         places = data.stack_places.place[trace.stack[trace.action == ALLOC]]
         begins = np.flatnonzero((places[1:] == MODULE) & (places[:-1] != MODULE))
         passes = np.flatnonzero(trace.action == ALLOC)[begins]
+        # Without modules there is no pass: what keeps more all the time is to be named.
         is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
+        is_busy |= not (places == MODULE).any() and tells_where(growth.kept_by)
         is_busy &= growth.kind == "kept"
     else:
         churn = int(trace.size_bytes[trace.action == ALLOC].sum())
@@ -321,7 +323,10 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         for names in (OF_MODEL, OF_NO_MODEL, {"workspace"})
     )
     outgrown, strings = _outgrown(
-        data.snapshot.strings, values_of(at_end.owner, row), blocks.size_bytes[found], is_of_model
+        data.snapshot.strings,
+        values_of(at_end.owner, row),
+        blocks.requested_bytes[found],
+        is_of_model,
     )
     is_owned = ~is_not_owned & (outgrown == 0)
     if (categories := data.block_categories) is not None:
@@ -348,6 +353,7 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
         is_freed_early=(is_freed_later & (blocks.free_requested_event < last))[found],
         holder=np.where(holder == 0, owner, holder),
         has_event=blocks.alloc_event[found] >= 0,
+        birth_step=blocks.birth_step[found],
     )
     is_seen = both.birth < count
     has_steps = slots.unit == "step"
@@ -377,14 +383,14 @@ def _observed(data: DeviceData, birth: Column, death: Column, slots: Timeline) -
 
 
 def _outgrown(
-    strings: Sequence[str], owner: Column, size_bytes: Column, is_of_model: Column
+    strings: Sequence[str], owner: Column, requested_bytes: Column, is_of_model: Column
 ) -> tuple[Column, Sequence[str]]:
     """Return what keeps gradients and states that take more than their parameters account for.
 
     Returns:
         For each block what keeps it, an index in the texts; 0 for all others. And the texts.
     """
-    sums = np.bincount(owner, size_bytes, len(strings))
+    sums = np.bincount(owner, requested_bytes, len(strings))
     bounds = {strings[index]: sums[index] for index in np.unique(owner[is_of_model]).tolist()}
     keeper, texts = np.zeros(len(strings), np.int64), [*strings]
     for index in np.unique(owner[~is_of_model]).tolist():

@@ -243,6 +243,7 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
         is_freed_early=np.zeros(len(first), bool),
         holder=np.zeros(len(first), np.int64),
         has_event=np.ones(len(first), bool),
+        birth_step=np.zeros(len(first), np.int64),
     )
 
 

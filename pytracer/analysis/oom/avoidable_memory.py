@@ -23,6 +23,7 @@ _OF_LOSS = re.compile(
 _SAVED = "LogSoftmaxBackward0.result"
 _LOADS = re.compile(r".*[/\\](?:torch[/\\]serialization|safetensors[/\\]torch)\.py", re.DOTALL)
 _UPDATES_ALL = re.compile(r"_multi_tensor_\w+")
+_NO_OPTIMIZER = " without an optimizer"  # pytracer/owners/read.py
 _OWNED = {"parameter", "gradient", "optimizer_state", "buffer"}
 
 
@@ -51,6 +52,9 @@ def avoidable(held: Blocks) -> list[str]:
     begin = begin_of_step(held.data.boundaries, event)
     is_old = held.is_in("category", "gradient") & (held["alloc_event"] < begin)
     untrained = _untrained(held, is_old)
+    # A reference model that runs without torch.no_grad() keeps such.
+    of_graphs = _bytes_by_model(held.where(held.is_in("category", "activation")))
+    references = {model: of_graphs[model] for model in of_graphs if model.endswith(_NO_OPTIMIZER)}
     is_forward = held.data.stack_places.place[now] == MODULE
     record = held.data.snapshot.metadata.oom_of(held.data.device)
     is_evaluated = is_forward and record is not None and record.evaluating is True
@@ -74,7 +78,9 @@ def avoidable(held: Blocks) -> list[str]:
             "takes at least {} of temporary memory.",
         ),
         (
-            int(size_bytes[held.is_in("category", "activation")].sum()) if is_evaluated else 0,
+            held.bytes_where(held.is_in("category", "activation"))
+            if is_evaluated and not references
+            else 0,
             "The model is in evaluation mode, and keeps {} of activations for a backward pass. "
             "Without one, call it under torch.no_grad().",
         ),
@@ -85,12 +91,16 @@ def avoidable(held: Blocks) -> list[str]:
         ),
     ]
     least = _LEAST_PART * total
-    return [text.format(size(saved)) for saved, text in found if saved > least] + [
-        f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) on it "
-        f"saves {size(saved)} of gradients, and its activations."
-        for model, saved in untrained.items()
-        if saved > least
-    ]
+    for model, saved in references.items():
+        name = model.removesuffix(_NO_OPTIMIZER)
+        untrained.pop(name, 0)
+        text = f"No optimizer has the parameters of {name}, and only their gradients need {{}} of "
+        text += f"activations: call {name} under torch.no_grad(), if none is to train it."
+        found.append((saved, text))
+    for model, saved in untrained.items():
+        text = f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) "
+        found.append((saved, f"{text}on it saves {{}} of gradients, and its activations."))
+    return [text.replace("{}", size(saved)) for saved, text in found if saved > least]
 
 
 def _untrained(held: Blocks, is_old: Column) -> dict[str, int]:

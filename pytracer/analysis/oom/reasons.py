@@ -5,12 +5,14 @@ allocation is compared with `segment_bytes`, the memory that the allocator reall
 not have saved it is compared with `requested_bytes`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES
+from pytracer.analysis.blocks import Blocks
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.holder_names import is_garbage
 from pytracer.analysis.holders import Holder, Keeper
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -23,7 +25,7 @@ from pytracer.analysis.leaks.results import (
 from pytracer.analysis.oom.earlier_requests import EarlierRequests
 from pytracer.analysis.oom.trials import JOINING, Simulation, Trial
 from pytracer.analysis.oom.unfinished_pass import Unfinished
-from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.ooms import OutOfMemory, is_of_failure
 from pytracer.analysis.stream_memory import StreamMemory, idle_streams_text, waiting_text
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
@@ -39,6 +41,7 @@ LIBRARY = "library"
 OTHER_POOL = "other pool"
 STREAMS = "idle streams"
 WAITING = "waits for a stream"
+SHARED_POOL = "shared pool"  # no verdict, but another remedy
 FREED = "freed meanwhile"
 LARGER_INPUT = "larger input"
 REPLACED = "replaced by larger"
@@ -137,7 +140,8 @@ class Facts:
         exception_bytes: The bytes that functions keep which have failed.
         simulation: Simulates changes; None: that is not possible, or the simulation of the
             recording's own settings does not equal the recording.
-        without_garbage, without_exception: What would have happened without these bytes.
+        proofs: By the kind of a verdict, what would have happened without this reason, in a
+            simulation; "shared pool" if all private pools were one.
         of_streams: What streams keep from each other; None if it is little.
         splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
@@ -159,8 +163,7 @@ class Facts:
     garbage_bytes: int = 0
     exception_bytes: int = 0
     simulation: Simulation | None = None
-    without_garbage: Trial | None = None
-    without_exception: Trial | None = None
+    proofs: Mapping[str, Trial] = field(default_factory=dict)
     earlier: EarlierRequests | None = None
     progress: Unfinished | None = None
     of_streams: StreamMemory | None = None
@@ -211,10 +214,34 @@ class Facts:
         return 0 if self.oom.sample is None else self.wanted_bytes - self.total_bytes
 
     @property
+    def is_short(self) -> bool:
+        """Whether the forward pass or the optimizer needs more than all that is free."""
+        return self.progress is not None and self.progress.more_bytes > self.free_bytes
+
+    @property
     def is_nearly_all(self) -> bool:
         """Whether nearly all memory was allocated."""
         sample = self.oom.sample
         return sample is not None and sample.allocated_bytes >= NEARLY_ALL * self.total_bytes
+
+
+def proofs_of(
+    oom: OutOfMemory, held: Blocks, of_streams: StreamMemory | None, simulation: Simulation | None
+) -> Iterator[tuple[str, Trial]]:
+    """Yield the kinds of verdicts, and what would have happened without these reasons."""
+    if simulation is None:
+        return
+    for kind, is_holder in ((GARBAGE, is_garbage), (EXCEPTION, is_of_failure(held.data))):
+        is_kept = held.are("unusual_holder", is_holder)
+        if is_kept.any():
+            yield kind, simulation.without(held.numbers[is_kept])
+    if oom.device_free_bytes > oom.available_bytes:
+        yield LIMIT, simulation.without_limit()
+    if oom.other_pool is not None:
+        yield OTHER_POOL, simulation.without_other_pools()
+        yield SHARED_POOL, simulation.in_one_pool()
+    if of_streams is not None and of_streams.kind != "waiting":
+        yield STREAMS, simulation.on_same_streams(in_turn=of_streams.kind == "in turn")
 
 
 def verdicts(facts: Facts) -> list[Verdict]:
@@ -237,7 +264,7 @@ def verdicts(facts: Facts) -> list[Verdict]:
     if facts.splits_all and (oom.own_pool_largest_bytes or 0) >= oom.requested_bytes:
         return [_of_freed_memory(facts)]
     is_exhausted, held = _is_exhausted(facts), facts.sample.allocated_bytes
-    proven = [each for each in (facts.without_garbage, facts.without_exception) if each is not None]
+    proven = [facts.proofs[each] for each in (GARBAGE, EXCEPTION) if each in facts.proofs]
     # If little of the memory is of no use, the program soon needs more than that.
     is_much = facts.garbage_bytes + facts.exception_bytes >= MUCH_UNUSED * held
     if not is_exhausted or is_much or any(trial.is_proven for trial in proven):
@@ -302,10 +329,10 @@ def _asked(facts: Facts) -> str:
     return "what the library needs" if is_librarys else f"the {size(facts.oom.requested_bytes)}"
 
 
-def _fits_without(facts: Facts, held: int, trial: Trial | None = None) -> bool:
+def _fits_without(facts: Facts, held: int, kind: str = "") -> bool:
     """Return whether the allocation would have fitted if some bytes had not been held.
 
-    `trial`: its simulation; None: there is none.
+    `kind`: the verdict that this would be, which may be simulated.
     """
     oom, available = facts.oom, facts.oom.available_bytes
     if not held:
@@ -314,34 +341,26 @@ def _fits_without(facts: Facts, held: int, trial: Trial | None = None) -> bool:
         return oom.segment_bytes <= held  # an unknown limit left less than the request
     if oom.library_error is not None and oom.sample is not None:  # how much it asked is unknown
         return held >= MUCH_UNUSED * oom.sample.allocated_bytes
-    if trial is not None:
-        return not trial.is_refuted
     if oom.segment_bytes <= available:  # the driver has refused a part of it
         available -= int(UNUSABLE_PART * (oom.limit_bytes or 0))
     # Freed blocks may leave free memory in pieces.
-    return oom.segment_bytes <= available + held // 2
+    return helps(facts, oom.segment_bytes <= available + held // 2, kind)
 
 
 def _dropped(facts: Facts) -> Iterator[Verdict]:
     asked = _asked(facts)
-    if _fits_without(facts, facts.garbage_bytes, facts.without_garbage):
+    if _fits_without(facts, facts.garbage_bytes, GARBAGE):
         yield Verdict(
             GARBAGE,
             f"objects that refer to each other, and that nothing else refers to, keep "
-            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted"
-            f"{_rest(facts.without_garbage)}.",
+            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
         )
-    if _fits_without(facts, facts.exception_bytes, facts.without_exception):
+    if _fits_without(facts, facts.exception_bytes, EXCEPTION):
         yield Verdict(
             EXCEPTION,
             f"an exception keeps the functions that have failed, and they keep "
-            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted"
-            f"{_rest(facts.without_exception)}.",
+            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted.",
         )
-
-
-def _rest(trial: Trial | None) -> str:
-    return "" if trial is None else trial.rest()
 
 
 def _of_cpu(facts: Facts) -> Verdict:
@@ -378,6 +397,8 @@ def _of_freed_memory(facts: Facts) -> Verdict:
 def _fragmented(facts: Facts) -> Iterator[Verdict]:
     oom, own, streams = facts.oom, facts.oom.own_pool_free_bytes, facts.oom.own_pool_streams
     if own is None or streams is None or facts.expands or not _is_known(facts):
+        return
+    if facts.is_short and not (facts.joined is not None and facts.joined.is_proven):
         return
     joined, is_much = facts.joined, own >= MUCH_IN_PIECES * facts.total_bytes
     if joined is not None and joined.is_refuted and (joined.fits or not is_much):
@@ -434,8 +455,7 @@ def _is_exhausted(facts: Facts) -> bool:
     # request for more than half of the memory is too large by itself.
     if _had_as_much(facts) or facts.oom.requested_bytes > total // 2:
         return False
-    is_short = facts.progress is not None and facts.progress.more_bytes > facts.free_bytes
-    least = (MOST if is_short else NEARLY_ALL) * total
+    least = (MOST if facts.is_short else NEARLY_ALL) * total
     is_all = wanted <= total and wanted - unsure >= ALL_BUT_PIECES * total
     return is_all or facts.sample.allocated_bytes - unsure >= least
 
@@ -581,12 +601,18 @@ def _of_library(facts: Facts) -> Verdict:
 def _of_limit(facts: Facts) -> Iterator[Verdict]:
     """Yield the verdict on a limit of the process."""
     oom, unused = facts.oom, facts.oom.device_free_bytes - facts.oom.available_bytes
-    if unused > 0 and oom.segment_bytes <= oom.device_free_bytes:
+    if unused > 0 and helps(facts, oom.segment_bytes <= oom.device_free_bytes, LIMIT):
         yield Verdict(
             LIMIT,
             f"the limit of the process (set_per_process_memory_fraction) leaves {size(unused)} of "
             f"the device unused. Without it, {_asked(facts)} would have fitted.",
         )
+
+
+def helps(facts: Facts, is_likely: bool, *kinds: str) -> bool:
+    """Return whether a remedy for one of these reasons helps; without a simulation, `is_likely`."""
+    proofs = [facts.proofs[kind] for kind in kinds if kind in facts.proofs]
+    return any(not trial.is_refuted for trial in proofs) if proofs else is_likely
 
 
 def _of_others(facts: Facts, *, is_exhausted: bool) -> Iterator[Verdict]:
@@ -648,7 +674,7 @@ def _of_streams(facts: Facts) -> Iterator[Verdict]:
             yield Verdict(WAITING, f"{text} Without them, {_asked(facts)} would have fitted.")
         return
     others = found.size_bytes // found.streams * (found.streams - 1)
-    if facts.oom.segment_bytes <= facts.oom.available_bytes + others:
+    if helps(facts, facts.oom.segment_bytes <= facts.oom.available_bytes + others, STREAMS):
         yield Verdict(
             STREAMS,
             f"{idle_streams_text(found)} If one stream had been used in their place, "
@@ -660,7 +686,11 @@ def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
     """Yield the verdict on memory that is free in a pool that the request cannot use."""
     oom, pool = facts.oom, facts.oom.other_pool
     # Other segments of a pool cannot be given back, and have their free memory in pieces.
-    if pool is None or oom.segment_bytes > oom.available_bytes + pool.all_bytes:
+    if pool is None or not helps(
+        facts,
+        oom.segment_bytes <= oom.available_bytes + pool.all_bytes,
+        *(OTHER_POOL, SHARED_POOL),
+    ):
         return
     by = "" if pool.call_site is None else f", which {call_site_text(pool.call_site)} filled"
     if pool.streams > 1:

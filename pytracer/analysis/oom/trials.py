@@ -25,7 +25,7 @@ class Trial:
             the turns of a loop, and None if nothing like it precedes: then `fits` is all.
         steps: How many such steps fit, the first of which is the rest of that which failed; or
             turns.
-        is_all: Whether these are all that were simulated.
+        is_all: Whether these are all that were simulated, and a loop keeps no more in each turn.
         later: How many allocations fit after the one that failed.
         again: What does not, as in "256 MiB at /job/model.py:5 forward"; "" for none.
         peak_bytes: The most that is needed at one moment until the step's end.
@@ -48,7 +48,7 @@ class Trial:
     def is_proven(self) -> bool:
         """Whether the rest of the step fits, and not only the allocation that failed.
 
-        How many turns a loop has is unknown.
+        How many turns a loop has is unknown: each must need as much as the one before.
         """
         return self.fits and self.steps > 0 and (self.is_all or bool(self.like))
 
@@ -63,16 +63,22 @@ class Trial:
         if self.like is None:
             return f"{how}: this allocation succeeds"
         if not self.like:
-            least = "at least " if self.is_all else ""
+            least = "" if self.again else "at least "
             return f"{how}: {least}{number(self.steps, 'more turn')} of this loop fit"
         of = "" if self.limit_bytes is None else f" of {size(self.limit_bytes)}"
         return f"{how}: the rest of a step like {self.like} fits, peak {size(self.peak_bytes)}{of}"
 
-    def limits_of_proof(self) -> str:
-        """Return what is not known to fit, as a sentence; "" for nothing."""
+    def limits_of_proof(self, leaked_bytes: float = 0) -> str:
+        """Return what is not known to fit, as a sentence; "" for nothing.
+
+        `leaked_bytes`: what a leak keeps of each step.
+        """
         if self.like is None:
             return "Nothing before it shows what the program allocates next."
-        if self.is_all:
+        if not self.again and leaked_bytes and self.limit_bytes is not None:
+            more = int((self.limit_bytes - self.peak_bytes) / leaked_bytes)
+            return f"With the leak, memory runs out again within about {number(more, 'step')}."
+        if not self.again:
             return ""
         when = "Then memory runs out again"
         if self.like and self.steps > 1:
@@ -93,10 +99,6 @@ class Trial:
             f"for {self.again}."
         )
 
-    def rest(self) -> str:
-        """Return the rest of the step as a clause if it fits, too; else ""."""
-        return f", and the rest of a step like {self.like}" if self.is_proven and self.like else ""
-
 
 class Simulation(Protocol):
     """Simulates changes of what led to an out-of-memory."""
@@ -107,6 +109,18 @@ class Simulation(Protocol):
 
     def without(self, rows: Column) -> Trial:
         """Simulate that these blocks of the history were free when the allocation failed."""
+
+    def without_limit(self) -> Trial:
+        """Simulate that the process may take all that is free on the device."""
+
+    def without_other_pools(self) -> Trial:
+        """Simulate that other pools are given up just before the allocation that failed."""
+
+    def in_one_pool(self) -> Trial:
+        """Simulate that private pools are that of the allocation that failed; or else are one."""
+
+    def on_same_streams(self, *, in_turn: bool) -> Trial:
+        """Simulate that each step uses the same streams, or one for all that it uses in turn."""
 
     def fitting_bytes(self) -> int | None:
         """Return what the line may request at most, with a smaller input; None: unknown."""

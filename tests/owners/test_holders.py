@@ -138,7 +138,8 @@ def test_a_frame_that_calls_init_has_no_globals() -> None:
     # WHEN / THEN
     for depth in range(12):
         leave_values(depth)
-        assert make(True).found.startswith("self.tensor of ")
+        found = make(True).found
+        assert found.startswith("self.tensor of ")
         assert found.endswith(".Held.__init__()")
 
 

@@ -8,7 +8,7 @@
 import shlex
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
@@ -27,21 +27,17 @@ from pytracer.analysis.holder_names import (
     tells_where,
 )
 from pytracer.analysis.holders import Holder, bytes_of_keepers
-from pytracer.analysis.host_growth import HostGrowth
+from pytracer.analysis.host_growth import HostGrowth, PinnedMemory
 from pytracer.analysis.leaks.results import DeviceLeaks, holder_of, leaks_of, remedy
 from pytracer.analysis.oom import reasons
 from pytracer.analysis.oom.reasons import Facts, Verdict, helps
 from pytracer.analysis.oom.savings import lowering
 from pytracer.analysis.oom.trials import Trial, longest_lasting
 from pytracer.analysis.ooms import is_of_failure
-from pytracer.analysis.pinned_memory import PinnedMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import sentence, size
 from pytracer.variables import command_of, format_settings, with_settings
-
-if TYPE_CHECKING:
-    from pytracer.analysis.explanation import Explanation
 
 UNTESTED = "untested"  # the evidence for settings that were not simulated
 
@@ -190,10 +186,12 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
     return found + [Suggestion("", text) for text in texts]
 
 
-def advise_at_peak(
-    data: DeviceData, found: "Explanation", recomputed_bytes: int
-) -> list[Suggestion]:
-    """Return what to try to lower a peak, or the memory that was reserved for it."""
+def advise_at_peak(data: DeviceData, found: Any, recomputed_bytes: int) -> list[Suggestion]:
+    """Return what to try to lower a peak, or the memory that was reserved for it.
+
+    Args:
+        found: The device's `Explanation`, without suggestions.
+    """
     path = shlex.quote(data.snapshot.path)
     leaks = found.leaks if found.has_leak else None
     suggestions = [] if leaks is None else _of_leak(path, leaks)

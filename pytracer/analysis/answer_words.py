@@ -14,7 +14,7 @@ from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import chain_text, shown_callers
 from pytracer.analysis.holder_names import kept_by_text, tells_where
 from pytracer.analysis.holders import Holder
-from pytracer.analysis.host_growth import HostGrowth
+from pytracer.analysis.host_growth import HostGrowth, pinned_text
 from pytracer.analysis.leaks.results import (
     LEAST_STEPS,
     DeviceLeaks,
@@ -25,7 +25,6 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.oom import reasons
-from pytracer.analysis.pinned_memory import pinned_text
 from pytracer.analysis.stream_memory import idle_streams_text, waiting_text
 from pytracer.reading.metadata import Killed
 from pytracer.text import number, size, size_range

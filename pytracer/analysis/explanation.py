@@ -22,7 +22,7 @@ from pytracer.analysis.holders import (
     keepers_of,
     releases_of,
 )
-from pytracer.analysis.host_growth import HostGrowth, host_growth
+from pytracer.analysis.host_growth import HostGrowth, PinnedMemory, host_growth, pinned_memory
 from pytracer.analysis.leaks.one_file import leaks_on_device, steady_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
 from pytracer.analysis.oom.avoidable_memory import avoidable
@@ -39,7 +39,6 @@ from pytracer.analysis.ooms import (
     out_of_memories,
     remainder,
 )
-from pytracer.analysis.pinned_memory import PinnedMemory, pinned_memory
 from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at

@@ -13,7 +13,7 @@ TESTED, COMPILED = "tested in CI", "compiled"
 
 HEAD = """# Where does it run
 
-**torch 2.6 to 2.15 on Linux on x86-64, Python 3.11 to 3.13: yes, and with the wheel no compiler is
+**torch 2.6 to 2.15 on Linux on x86-64, Python 3.11 to 3.14: yes, and with the wheel no compiler is
 needed.** Another release needs a C++ compiler at the first start: see [Install without a
 compiler](../how-to/hooks.md).
 
@@ -27,10 +27,11 @@ TAIL = """
 - **Other Pythons.** Hooks do not depend on the version of Python. The wheels for 3.12 and 3.13
   were run by hand, once, with torch 2.12.1: `pytracer demo`, recording with an empty `PATH`, and
   the fast tests of the core.
-- **Python 3.14** was not tried: no package with it was found. pytracer compares its first stack
-  with Python's own, and records without stacks if they differ. Newer Pythons, and builds without
-  the GIL, are recorded without stacks.
-- **aarch64** was not tried. The wheels for it are configured, and were never built.
+- **Python 3.14** passed the tests of frames and owners, by hand, with Debian's torch 2.14.1;
+  **3.15** was only compiled for. Newer Pythons, and builds without the GIL, are recorded without
+  stacks and names of holders: `pytracer doctor` and the log say so.
+- **aarch64**: `make test-long` runs the core's C++ tests on an emulated processor. The wheels are
+  configured, and were never built.
 - **Refused** are torch before 2.6, releases of torch_npu that are not in the table and are older
   than 2.13.0, and ROCm. Linux is the only system. Reading files needs [no
   torch](../how-to/read-files.md).

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "frames/frame_walk.h"
 #include "holders/references.h"
 #include "holders/thread_clock.h"
 
@@ -385,7 +386,7 @@ class Search {
 FoundHolders find_holders(const std::vector<PyObject*>& targets, PyObject* list, PyObject* objects,
                           PyObject* frames, PyObject* exceptions, const Folders& folders,
                           const SearchBounds& bounds) {
-  if (!kPythonIsKnown) return {std::vector<std::string>(targets.size()), true};
+  if (!frames_are_known()) return {std::vector<std::string>(targets.size()), true};
   return Search(targets, list, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 

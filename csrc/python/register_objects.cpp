@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "frames/frame_walk.h"
 #include "holders/containers.h"
 #include "holders/search.h"
 #include "python/collector.h"
@@ -65,7 +66,7 @@ std::vector<std::string> holders_of(const py::list& objects, const std::vector<s
 // The names of containers that hold at most so many items, and how many they have and may have.
 py::list bounded_container_names(bool only_lists, const std::vector<std::string>& hidden, double seconds) {
   py::list found;
-  if (!kPythonIsKnown) return found;
+  if (!frames_are_known()) return found;
   const NoCollection guard;
   const ThreadsNow threads;
   const py::object all = all_objects();

@@ -13,7 +13,7 @@ TESTED, COMPILED = "tested in CI", "compiled"
 
 HEAD = """# Where does it run
 
-**torch 2.6 to 2.15 on Linux on x86-64, Python 3.11 to 3.13, without a compiler if you use the
+**torch 2.6 to 2.15 on Linux on x86-64, Python 3.11 to 3.14, without a compiler if you use the
 wheel.** Another release [needs a C++ compiler](../how-to/hooks.md) at the first start.
 
 - *tested in CI*: the tests run with this release and Python {python}, over simulated devices, which
@@ -24,9 +24,11 @@ wheel.** Another release [needs a C++ compiler](../how-to/hooks.md) at the first
 """
 TAIL = """
 - **Python 3.12 and 3.13** were run by hand, once, with torch 2.12.1: the demo, recording with an
-  empty `PATH`, and the fast tests of the core. **3.14** was not tried. Newer Pythons, and builds
-  without the GIL, are recorded without stacks.
-- **aarch64** was not tried, and no wheel for it was built.
+  empty `PATH`, and the fast tests of the core. **3.14** passed the tests of frames and owners, by
+  hand, with Debian's torch 2.14.1; **3.15** was only compiled for. Newer Pythons, and builds
+  without the GIL, are recorded without stacks and names of holders: `pytracer doctor` says so.
+- **aarch64**: `make test-long` runs the core's C++ tests on an emulated processor. No wheel was
+  built.
 - **Refused** are torch before 2.6, ROCm, and releases of torch_npu before 2.13.0 that are not in
   the table. Linux is the only system. [Reading files](../how-to/read-files.md) needs no torch.
 """

@@ -4,8 +4,8 @@
 // number that no other instruction of a living code object has), instruction_offset() in bytes, and
 // is_shim() and is_incomplete(), which name the frames that sys._getframe() hides, and
 // is_first_thread_state(). None of these functions takes a reference, a lock or the GIL.
-// kPythonIsKnown is false for every other version, and without the GIL; the functions then find no
-// frame. frame_walk_problem() compares the walk with Python's own view before anything is recorded.
+// kPythonIsKnown is false for newer versions, and without the GIL: nothing is called then. Otherwise
+// frame_walk_problem() compares the walk with Python's own view before anything is recorded.
 #pragma once
 
 #include <cstdint>
@@ -14,34 +14,19 @@
 #include <Python.h>
 #include <frameobject.h>
 
-#if defined(Py_GIL_DISABLED) || PY_VERSION_HEX < 0x030b0000 || PY_VERSION_HEX >= 0x03100000
-#define PYTRACER_UNKNOWN_PYTHON 1
-#else
 #undef _PyGC_FINALIZED
 #include <internal/pycore_frame.h>
 #if PY_VERSION_HEX >= 0x030e0000
 #include <internal/pycore_interpframe_structs.h>
 #endif
-#endif
 
 namespace pytracer {
 
-#if defined(PYTRACER_UNKNOWN_PYTHON)
-
+#if defined(Py_GIL_DISABLED) || PY_VERSION_HEX >= 0x03100000
 constexpr bool kPythonIsKnown = false;
-struct PythonFrame {};
-inline bool is_first_thread_state(PyThreadState*) noexcept { return false; }
-inline PythonFrame* innermost_frame(PyThreadState*) noexcept { return nullptr; }
-inline PythonFrame* outer_frame(PythonFrame*) noexcept { return nullptr; }
-inline PyCodeObject* code_object(PythonFrame*) noexcept { return nullptr; }
-inline uint64_t instruction(PythonFrame*) noexcept { return 0; }
-inline int32_t instruction_offset(PythonFrame*) noexcept { return 0; }
-inline bool is_shim(PythonFrame*) noexcept { return false; }
-inline bool is_incomplete(PythonFrame*) noexcept { return false; }
-
 #else
-
 constexpr bool kPythonIsKnown = true;
+#endif
 using PythonFrame = _PyInterpreterFrame;
 inline PythonFrame* outer_frame(PythonFrame* frame) noexcept { return frame->previous; }
 #if PY_VERSION_HEX >= 0x030d0000
@@ -95,7 +80,5 @@ inline bool is_incomplete(PythonFrame* frame) noexcept {
 inline bool is_first_thread_state(PyThreadState* state) noexcept {
   return state->id == 1 && state->interp == PyInterpreterState_Main();
 }
-
-#endif
 
 }  // namespace pytracer

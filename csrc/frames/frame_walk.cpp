@@ -84,4 +84,9 @@ std::string frame_walk_problem() {
          ") have another layout than those that pytracer was compiled for";
 }
 
+bool frames_are_known() {
+  static const bool are_known = frame_walk_problem().empty();
+  return are_known;
+}
+
 }  // namespace pytracer

@@ -37,4 +37,7 @@ RawFrame read_frame(const void* frame) noexcept;
 // recorded; empty if they can. With the GIL.
 std::string frame_walk_problem();
 
+// Whether it finds none, asked once.
+bool frames_are_known();
+
 }  // namespace pytracer

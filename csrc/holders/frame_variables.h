@@ -1,5 +1,5 @@
 // The variables of Python frames, by the layouts of CPython 3.11 to 3.15: the only place that knows
-// them. If !kPythonIsKnown, nothing is found.
+// them.
 #pragma once
 
 #include "frames/cpython_frames.h"
@@ -7,22 +7,6 @@
 namespace pytracer {
 
 // A frame has places: first those of its variables, then its stack of values.
-#if defined(PYTRACER_UNKNOWN_PYTHON)
-
-inline PyObject* value_at(PythonFrame*, int) noexcept { return nullptr; }
-inline bool is_counted(PythonFrame*, int) noexcept { return false; }
-inline int variable_count(PythonFrame*) noexcept { return 0; }
-inline int temporary_count(PythonFrame*) noexcept { return 0; }
-inline int most_temporaries(PythonFrame*) noexcept { return 0; }
-inline PyObject* global_variables(PythonFrame*) noexcept { return nullptr; }
-inline PyObject* names_of_variables(PyCodeObject*) noexcept { return nullptr; }
-inline PythonFrame* frame_of_object(PyObject*) noexcept { return nullptr; }
-inline PythonFrame* frame_of_generator(PyObject*) noexcept { return nullptr; }
-inline bool is_executing(PyObject*) noexcept { return false; }
-inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_name; }
-
-#else
-
 inline int variable_count(PythonFrame* frame) noexcept {
   return code_object(frame)->co_nlocalsplus;
 }
@@ -33,9 +17,7 @@ inline PyObject* value_at(PythonFrame* frame, int place) noexcept {
   const uintptr_t bits = frame->localsplus[place].bits;
   return (bits & kNoObject) != 0 ? nullptr : reinterpret_cast<PyObject*>(bits & ~kBorrowed);
 }
-inline bool is_counted(PythonFrame* frame, int place) noexcept {
-  return (frame->localsplus[place].bits & 1) == 0;
-}
+inline bool is_counted(PythonFrame* frame, int place) noexcept { return (frame->localsplus[place].bits & 1) == 0; }
 inline int64_t used_places(PythonFrame* frame) noexcept {
   return frame->stackpointer - frame->localsplus;
 }
@@ -74,7 +56,5 @@ inline bool is_executing(PyObject* generator) noexcept {
   return reinterpret_cast<PyGenObject*>(generator)->gi_frame_state == FRAME_EXECUTING;
 }
 inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_qualname; }
-
-#endif
 
 }  // namespace pytracer

@@ -45,8 +45,7 @@ Roots::Roots(PyObject* frames, PyObject* exceptions, const Folders& folders) {
 
 void Roots::add(PyObject* object, const Root& root) {
   if (object == nullptr || object == Py_None) return;
-  const bool has_name = root.kind != Kind::temporary && root.kind != Kind::unnamed;
-  if (!has_name && is_always_root(object)) return;
+  if ((root.kind == Kind::temporary || root.kind == Kind::unnamed) && is_always_root(object)) return;
   const auto [place, is_new] = found_.try_emplace(object, root);
   const size_t references = (is_new ? 0 : place->second.references) + root.references;
   if (root.kind >= place->second.kind) place->second = root;

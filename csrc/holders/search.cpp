@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "frames/frame_walk.h"
 #include "holders/references.h"
 #include "holders/thread_clock.h"
 
@@ -390,7 +391,7 @@ class Search {
 
 FoundHolders find_holders(const std::vector<PyObject*>& targets, const std::vector<PyObject*>& objects,
                           PyObject* frames, PyObject* exceptions, const Folders& folders, const SearchBounds& bounds) {
-  if (!kPythonIsKnown) return {std::vector<std::string>(targets.size()), true};
+  if (!frames_are_known()) return {std::vector<std::string>(targets.size()), true};
   return Search(targets, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 

@@ -38,7 +38,7 @@ struct FoundHolders {
 // The name of a capsule of DLPack that nobody has taken the tensor of.
 constexpr const char* kTensorCapsule = "dltensor";
 
-// Returns who holds each target; nobody if !kPythonIsKnown. Throws std::bad_alloc.
+// Returns who holds each target; nobody if !frames_are_known(). Throws std::bad_alloc.
 //
 // `objects`: all of the collector, borrowed. `frames`, `exceptions` and `folders`: as for Roots. The collector must not
 // run meanwhile.

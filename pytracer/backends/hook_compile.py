@@ -3,7 +3,6 @@
 A new backend needs a source, `hooks/{backend}.cpp`, and its folders in `include_dirs`.
 """
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -11,7 +10,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from itertools import product
@@ -26,11 +24,7 @@ from pytracer.log import warn_once
 from pytracer.text import brief, printable
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
-# Where headers say of which release they are: since torch 2.9, and before.
-_VERSION_HEADERS = ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h")
 _VERSION = re.compile(r"^#define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", re.MULTILINE)
-COMPILE_SECONDS = 300.0
-MAX_QUOTED_CHARACTERS = 300
 NPU_VERSIONS = (
     "2.13.0 or newer, or 2.12.0.post3, 2.11.0.post3, 2.10.0.post7, 2.9.0.post9, 2.7.1.post11"
 )
@@ -70,7 +64,7 @@ class HookCompiler:
         self._environment = environment
         self.torch = torch
         self._torch_npu = torch_npu or _installed_torch_npu
-        self.timeout_s = COMPILE_SECONDS
+        self.timeout_s = 300.0
 
     def source(self, backend: str) -> Path:
         """Return the hook's source, `hooks/{backend}.cpp` in a folder of sources."""
@@ -95,7 +89,10 @@ class HookCompiler:
 
     def include_dirs(self, backend: str) -> list[Path]:
         """Return the folders in which the compiler finds the headers for `backend`."""
-        headers = self._torch_headers()
+        torch = self.torch()
+        headers = torch.root / "include"
+        if not (headers / "c10").is_dir():  # those of a distribution are elsewhere
+            headers = _headers_of(torch, self._environment.get("CONDA_PREFIX", "/usr"), "/usr")
         if backend == "cuda":
             return [headers, self.source(backend).parent / "stand_in"]
         if backend == "npu":
@@ -104,30 +101,10 @@ class HookCompiler:
             allocator = headers / "ATen/core/CachingHostAllocator.h"
             if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
                 raise HookError(
-                    f"torch {self.torch().version} has no interface to its allocator of pinned "
+                    f"torch {torch.version} has no interface to its allocator of pinned "
                     "memory; install torch 2.8 or newer"
                 )
         return [headers]
-
-    def _torch_headers(self) -> Path:
-        """Return the folder of torch's headers: its own, or that of a distribution's package."""
-        torch = self.torch()
-        own = torch.root / "include"
-        if (own / "c10").is_dir():
-            return own
-        release = re.findall(r"\d+", torch.version)[:3]
-        prefixes = (self._environment.get("CONDA_PREFIX", sys.prefix), "/usr")
-        for headers, name in product(
-            (Path(each, "include") for each in prefixes), _VERSION_HEADERS
-        ):
-            with contextlib.suppress(OSError, ValueError):
-                if _VERSION.findall((headers / name).read_text()) == release:
-                    return headers
-        raise HookError(
-            f"torch's C++ headers are missing ({own / 'c10'} is not a folder, and no other folder "
-            f"has those of torch {'.'.join(release)}); install torch from a wheel that has them, "
-            "or its development package"
-        )
 
     def key(self, backend: str, release: str) -> str:
         """Return the key of the hook for a release: 20 digits of a hash of what decides its ABI.
@@ -142,13 +119,8 @@ class HookCompiler:
             OSError: A file cannot be read.
         """
         source, roots = self.source(backend), self.include_dirs(backend)
-        facts = {
-            "cxx11_abi": str(self.torch().cxx11_abi),
-            "flags": " ".join(compiler_flags(backend)),
-            "machine": platform.machine(),
-            "release": release,
-        }
-        parts = [f"{name}={fact}".encode() for name, fact in facts.items()]
+        facts = f"cxx11_abi={self.torch().cxx11_abi} machine={platform.machine()} release={release}"
+        parts = [facts.encode(), " ".join(compiler_flags(backend)).encode()]
         named: set[bytes] = set()
         for path in [source, *sorted(source.parent.rglob("*.h"))]:
             content = path.read_bytes()
@@ -162,13 +134,10 @@ class HookCompiler:
         whole = b"".join(hashlib.sha256(part).digest() for part in parts)
         return hashlib.sha256(whole).hexdigest()[:20]
 
-    def release(self, backend: str) -> str:
-        """Return the version of the package that has the allocator: torch or torch_npu."""
-        return _version("torch_npu") if backend == "npu" else self.torch().version
-
     def file_name(self, backend: str) -> str:
         """Return the hook's file name, which is the same in all folders."""
-        return f"pytracer_{backend}-{self.key(backend, self.release(backend))}.so"
+        release = _version("torch_npu") if backend == "npu" else self.torch().version
+        return f"pytracer_{backend}-{self.key(backend, release)}.so"
 
     def is_allowed(self) -> bool:
         """Return whether `PYTRACER_BUILD` lets a hook be compiled here; a wrong value is logged."""
@@ -238,13 +207,17 @@ class HookCompiler:
         inputs += [f"-I{folder}" for folder in self.include_dirs(backend)]
         inputs += [str(self.source(backend)), f"-L{library_dir}"]
         inputs += [*_LIBRARIES.get(backend, ("-lc10",)), "-o", str(output)]
-        if options is None:
-            options = [f"-Wl,-rpath,{library_dir}"]
+        options = [f"-Wl,-rpath,{library_dir}"] if options is None else options
+        # Its temporary files are in a folder that can be written.
+        environment = {**self._environment, "TMPDIR": str(output.parent), "LC_ALL": "C"}
         errors = []
         parts = [[], *([flag] for flag in _WITHOUT_PARTS.get(backend, []))]
         for left_out, standard in product(parts, STANDARDS):
             flags = [*compiler_flags(backend), f"-std={standard}", *left_out, *options]
-            done = self._run([*command, *flags, *inputs], output.parent)
+            try:
+                done = run_captured([*command, *flags, *inputs], self.timeout_s, environment)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise HookError(f"the C++ compiler failed: {error}; {PREBUILT_REMEDY}") from error
             if done.returncode == 0:
                 if output.exists() and not output.is_file():  # reading a pipe would wait
                     raise HookError(
@@ -254,23 +227,14 @@ class HookCompiler:
                 return
             errors.append(done.stderr.strip())
         # The first standard's error is the useful one, unless it is about the standard itself.
-        lacks_standard = f"-std={STANDARDS[0]}" in errors[0]
-        error = errors[-1] if lacks_standard else errors[0]
-        lines = error.splitlines() or ["it wrote no message"]
-        reason = quoted(next((line for line in lines if "error" in line), lines[-1]))
+        useful = errors[-1] if f"-std={STANDARDS[0]}" in errors[0] else errors[0]
+        lines = useful.splitlines() or ["it wrote no message"]
+        reason = next((line for line in lines if "error" in line), lines[-1])
         raise HookError(
             f"compiling the hook for {backend!r} and torch {torch.version} with "
-            f"{' '.join(command)} failed: {reason}; set CXX to another compiler, or "
+            f"{' '.join(command)} failed: {quoted(reason)}; set CXX to another compiler, or "
             f"{PREBUILT_REMEDY}"
         )
-
-    def _run(self, command: Sequence[str], scratch: Path) -> subprocess.CompletedProcess[str]:
-        """Run the compiler, with its temporary files in a folder that can be written."""
-        try:
-            environment = {**self._environment, "TMPDIR": str(scratch), "LC_ALL": "C"}
-            return run_captured(command, self.timeout_s, environment)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise HookError(f"the C++ compiler failed: {error}; {PREBUILT_REMEDY}") from error
 
 
 def compiler_flags(backend: str) -> list[str]:
@@ -280,9 +244,7 @@ def compiler_flags(backend: str) -> list[str]:
 
 def quoted(line: str) -> str:
     """Shorten a line of another program for a message, and remove terminal codes."""
-    if len(line) > MAX_QUOTED_CHARACTERS:
-        line = f"{line[:MAX_QUOTED_CHARACTERS]}…"
-    return printable(line)
+    return printable(line if len(line) <= 300 else f"{line[:300]}…")
 
 
 def _installed_torch_npu() -> Path:
@@ -290,6 +252,18 @@ def _installed_torch_npu() -> Path:
     if spec is None or spec.origin is None:
         raise HookError("torch_npu is not installed for this Python; pip install torch-npu")
     return Path(spec.origin).parent
+
+
+def _headers_of(torch: TorchBuild, *prefixes: str) -> Path:
+    """Return the folder in which a distribution has the headers of this torch."""
+    for folder in (Path(prefix, "include") for prefix in prefixes):
+        for header in folder.glob("torch/**/version.h"):
+            if _VERSION.findall(header.read_text()) == re.findall(r"\d+", torch.version)[:3]:
+                return folder
+    raise HookError(
+        f"torch's C++ headers are missing ({torch.root}/include/c10 is not a folder); "
+        "install torch from a wheel that has them, or its development package"
+    )
 
 
 def _torch_npu_headers(headers: Path) -> list[Path]:

@@ -54,7 +54,7 @@ def prepare_process() -> None:
         if problem is None:
             _core.enable_stacks()
         else:
-            warn_once(f"recording without stacks: {problem}")
+            warn_once(f"recording without stacks and without names of what holds memory: {problem}")
         atexit.register(finish)
     if multiprocessing.parent_process() is not None:
         # A child of multiprocessing may end without `atexit`, but not without this.

@@ -58,7 +58,7 @@ def test_headers_of_a_distribution(world: World, release: str, is_found: bool) -
         world.builder().build("cpu", world.cache)
         assert f"-I{conda / 'include'} " in world.compilations[0]
         return
-    with pytest.raises(HookError, match=r"no other folder has those of torch 9\.9\.0"):
+    with pytest.raises(HookError, match="or its development package"):
         world.builder().build("cpu", world.cache)
 
 

@@ -57,7 +57,6 @@ WHERE = {
     "test_hardware": (ONCE, "a script"),
     "test_hidden_oom": (ONCE, "an error of CUDA's allocator"),
     "test_history": (EACH_BACKEND, "the allocator's order of events"),
-    "test_instruction_counts": (EACH_BACKEND, "the hook's code"),
     "test_killed": (EACH_BACKEND, "the events of the backend's hook"),
     "test_leaks": (ONCE, "rules of the analysis"),
     "test_oom": (EACH_VERSION, "the observer of out-of-memory errors"),

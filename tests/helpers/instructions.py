@@ -5,14 +5,10 @@ rings. The stack table already has the stacks, except in the case "new stacks". 
 difference between two loops, one twice as long as the other, so that the code around the loop
 cancels out.
 
-The processor counts, if the system lets us read its counters. Otherwise callgrind does for the
-core, because torch is too large for it. Forward stacks need torch's autograd: for these, the
-processor then traps after each instruction. To print the figures, run `pytest -rP` with the tests
-that use this module, or
+Callgrind counts in the core. torch is too large for it: with torch, the processor traps after each
+instruction. To print the figures, run `pytest -rP` with the tests that use this module, or
 
-    python tests/helpers/instructions.py cpu
-    python tests/helpers/instructions.py forward
-    tests/devices/simulate cuda PYTHON tests/helpers/instructions.py cuda
+    python tests/helpers/instructions.py forward FOLDER
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 from core_events import ALLOC, CONTEXTS, chain
 from processes import environment
 
@@ -37,10 +34,6 @@ from pytracer import _core
 
 PAIRS, RING, DEPTH, STACK_BYTES = 200, 400, 64, 2**25
 ADDRESS = 0x1000
-
-
-class CannotCountError(Exception):
-    """Instructions cannot be counted; the message says what is missing."""
 
 
 class Counter(Protocol):
@@ -58,73 +51,6 @@ class Counter(Protocol):
 # A function that makes the given number of pairs and returns the instructions that were counted.
 Body = Callable[[Counter, int], int]
 Figure = dict[str, Any]
-
-# perf_event_open(2): its system call numbers, and the values that are needed here.
-PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-HARDWARE, INSTRUCTIONS = 0, 1
-PINNED, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR = 1 << 2, 1 << 5, 1 << 6
-
-
-class _Attributes(ctypes.Structure):
-    """The first version of struct perf_event_attr."""
-
-    _fields_ = [
-        ("type", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("config", ctypes.c_uint64),
-        ("sample_period", ctypes.c_uint64),
-        ("sample_type", ctypes.c_uint64),
-        ("read_format", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
-        ("wakeup_events", ctypes.c_uint32),
-        ("bp_type", ctypes.c_uint32),
-        ("bp_addr", ctypes.c_uint64),
-    ]
-
-
-class HardwareCounter:
-    """The processor's count of this thread's instructions in user space."""
-
-    pairs = PAIRS
-
-    def __init__(self) -> None:
-        number = PERF_EVENT_OPEN.get(platform.machine())
-        if number is None:
-            raise CannotCountError(f"no hardware counters (not known: {platform.machine()})")
-        attributes = _Attributes(
-            type=HARDWARE,
-            size=ctypes.sizeof(_Attributes),
-            config=INSTRUCTIONS,
-            # A pinned counter either counts all the time or cannot be read.
-            flags=PINNED | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR,
-        )
-        libc = ctypes.CDLL(None, use_errno=True)
-        this_thread, any_cpu, no_group, no_flags = 0, -1, -1, 0
-        self._file = libc.syscall(
-            number, ctypes.byref(attributes), this_thread, any_cpu, no_group, no_flags
-        )
-        if self._file < 0:
-            error = os.strerror(ctypes.get_errno())
-            raise CannotCountError(f"no hardware counters (perf_event_open: {error})")
-        self.start()
-        sum(range(10_000))
-        if self.stop() < 10_000:  # a virtual machine may have them and leave them at zero
-            raise CannotCountError("no hardware counters (they do not count)")
-
-    def start(self) -> None:
-        self._before = self._read()
-
-    def stop(self) -> int:
-        return self._read() - self._before
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _read(self) -> int:
-        value = os.read(self._file, 8)
-        if not value:
-            raise CannotCountError("no hardware counters (others use them all)")
-        return int.from_bytes(value, sys.byteorder)
 
 
 class Callgrind:
@@ -180,29 +106,18 @@ class Uncounted:
         return 0
 
 
-def count(device: str, way: str, folder: Path) -> dict[str, Figure]:
+def count(device: str, folder: Path) -> dict[str, Figure]:
     """Count the instructions added to a pair, by case, in a separate process.
 
     Args:
-        device: "cpu" for the core without an allocator; "forward" for the core with autograd's
-            library; "cuda" or "npu" for torch's caching allocator.
-        way: "hardware"; else callgrind counts on the CPU, and traps count with autograd.
+        device: "cpu" for the core alone, "forward" for the core with autograd's library.
         folder: The folder for files of the counter.
-
-    Raises:
-        CannotCountError: Instructions cannot be counted in this way on this machine.
     """
-    command, arguments = [], [device]
-    if way == "hardware":
-        HardwareCounter().close()
-    else:
-        if device == "cpu":
-            command = Callgrind.command(folder)
-        elif platform.machine() != "x86_64":
-            raise CannotCountError(f"no traps (not known: {platform.machine()})")
-        arguments.append(str(folder))
+    command = Callgrind.command(folder) if device == "cpu" else []
+    if not command and platform.machine() != "x86_64":
+        pytest.skip(f"no traps (not known: {platform.machine()})")
     done = subprocess.run(
-        [*command, sys.executable, __file__, *arguments],
+        [*command, sys.executable, __file__, device, str(folder)],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -287,36 +202,6 @@ def new_stacks(counter: Counter, pairs: int, levels: int = 3, calls: int = 10) -
     counter.start()
     outermost()
     return counter.stop()
-
-
-def torch_pairs(device: str) -> Body:
-    """Attach the hook and return a body that makes pairs through torch's caching allocator.
-
-    Each pair is three events with two stacks.
-    """
-    import torch
-
-    from pytracer.backends.hook_attach import HOOKS
-
-    module = getattr(torch, device)
-    module.init()
-    HOOKS.attach(device)
-    stream = getattr(module.current_stream(), f"{device}_stream")
-    if device == "cuda":
-        allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
-        release = torch._C._cuda_cudaCachingAllocator_raw_delete
-    else:
-        native = importlib.import_module("torch_npu._C")
-        allocate = native._npu_npuCachingAllocator_raw_alloc
-        release = native._npu_npuCachingAllocator_raw_delete
-
-    def body(counter: Counter, pairs: int) -> int:
-        counter.start()
-        for _ in range(pairs):
-            release(allocate(512, stream))
-        return counter.stop()
-
-    return body
 
 
 def pairs_with_nodes(counter: Counter, pairs: int) -> int:
@@ -415,34 +300,20 @@ FORWARD = {
     "forward stacks, 7 frames, a new node": (in_a_kernel, pairs_with_nodes, 7),
     "forward stacks, 12 frames, in a node": (in_a_node, accelerator_pairs, 12),
 }
-TORCH = {
-    "without stacks": (5, None),
-    "allocations' stacks, 5 frames": (5, "alloc"),
-    "allocations' stacks, 40 frames": (40, "alloc"),
-    "all stacks, 5 frames": (5, "all"),
-    "all stacks, 40 frames": (40, "all"),
-}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] not in (["cpu"], ["forward"], ["cuda"], ["npu"]):
-        sys.exit(__doc__)
     gc.disable()
-    backend, *folder = sys.argv[1:]
-    without_counters = Steps if backend == "forward" else Callgrind
-    way: Counter = without_counters(Path(folder[0])) if folder else HardwareCounter()
+    backend, folder = sys.argv[1:]
+    way: Counter = (Callgrind if backend == "cpu" else Steps)(Path(folder))
     results: dict[str, Figure] = {}
     if backend == "cpu":
         for name, case in CORE.items():
             index = 0 if name.startswith("accelerator") else _core.CPU_DEVICE
             results[name] = added(way, index, *case)
-    elif backend == "forward":
+    else:
         hook_attach = importlib.import_module("pytracer.backends.hook_attach")
         hook_attach.HOOKS.attach_autograd(build=True)
         for name, (added_by, body, frames) in FORWARD.items():
             results[name] = added_by(way, 0, body, frames, "all", True)
-    else:
-        body = torch_pairs(backend)
-        for name, (frames, context) in TORCH.items():
-            results[name] = added(way, 0, body, frames, context)
     print(json.dumps(results, indent=2))

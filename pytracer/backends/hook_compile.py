@@ -134,10 +134,13 @@ class HookCompiler:
         whole = b"".join(hashlib.sha256(part).digest() for part in parts)
         return hashlib.sha256(whole).hexdigest()[:20]
 
+    def release(self, backend: str) -> str:
+        """Return the version of the package that has the allocator: torch or torch_npu."""
+        return _version("torch_npu") if backend == "npu" else self.torch().version
+
     def file_name(self, backend: str) -> str:
         """Return the hook's file name, which is the same in all folders."""
-        release = _version("torch_npu") if backend == "npu" else self.torch().version
-        return f"pytracer_{backend}-{self.key(backend, release)}.so"
+        return f"pytracer_{backend}-{self.key(backend, self.release(backend))}.so"
 
     def is_allowed(self) -> bool:
         """Return whether `PYTRACER_BUILD` lets a hook be compiled here; a wrong value is logged."""

@@ -22,6 +22,7 @@ constexpr Py_ssize_t kListed = 1;     // references to each object: that of the 
 constexpr int kHashBits = 20;
 constexpr int kMaxPasses = 12;
 constexpr int kMaxNesting = 2;  // from a value to the arguments of a call that has it, and their cell
+constexpr const char* kOfHooks = " through a tensor's hook";
 constexpr double kPartForWalks = 0.75;  // of the time; in the rest, what was found is put into words
 constexpr size_t kTextInterval = 64;    // how many texts are made before the clock is asked
 
@@ -291,6 +292,7 @@ class Search {
   // Whether only objects that hold each other hold the target; "": something else may.
   std::string cycle_of(size_t target) {
     std::vector<size_t> waiting{target}, seen{target};
+    bool has_hooks = false;
     std::vector<bool> is_seen(nodes_.size());
     is_seen[target] = true;
     while (!waiting.empty()) {
@@ -298,7 +300,11 @@ class Search {
       waiting.pop_back();
       const bool is_whole = passes_ > node.added;
       const Py_ssize_t known = node.references + (PyObject_GC_IsTracked(node.object) ? kListed : 0);
-      if (node.is_cut || !is_whole || Py_REFCNT(node.object) != known) return "";
+      // The graph of a tensor refers to its hooks, too, which the collector does not know.
+      const bool is_of_hooks = PyODict_CheckExact(node.object) && Py_REFCNT(node.object) == known + 1 &&
+                               !node.holders.empty() && node.holders[0] < targets_.size();
+      has_hooks = has_hooks || is_of_hooks;
+      if (node.is_cut || !is_whole || (Py_REFCNT(node.object) != known && !is_of_hooks)) return "";
       if (--cycles_left_ < 0) return "";
       for (const size_t holder : node.holders) {
         if (is_seen[holder]) continue;
@@ -316,7 +322,7 @@ class Search {
         if (kind == 2 || (kind == 1 ? PyFunction_Check(object) : is_instance)) found = cycle_from(seen[i]);
       }
     }
-    return "a reference cycle" + (found.empty() ? "" : " of " + found) + kGarbage;
+    return "a reference cycle" + (found.empty() ? "" : " of " + found) + (has_hooks ? kOfHooks : kGarbage);
   }
 
   // How an object refers to itself: "Node.children[0].parent"; "": it does not.

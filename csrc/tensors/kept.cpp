@@ -4,6 +4,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "holders/references.h"
 #include "tensors/model_copy.h"
 
 namespace pytracer {
@@ -21,6 +22,14 @@ struct DLTensor {
   int32_t device_type, device_id;
 };
 constexpr int32_t kDLCPU = 1;
+
+// Whether a method ends a region of autocast: it is on the stack of the code that runs in the region.
+bool ends_autocast(PyObject* method, PyObject* autocast) {
+  if (autocast == nullptr || !PyMethod_Check(method)) return false;
+  PyObject* const region = PyMethod_GET_SELF(method);
+  return reinterpret_cast<PyObject*>(Py_TYPE(region)) == autocast &&
+         own_attribute(region, "_enabled") == Py_True && own_attribute(region, "_cache_enabled") == Py_True;
+}
 
 class KeptSearch {
  public:
@@ -81,8 +90,10 @@ class KeptSearch {
 
   void choose(PyObject* objects) {
     std::vector<PyObject*> all;
+    PyObject* const autocast = variable_of_module("torch.amp.autocast_mode", "autocast");
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
       PyObject* const object = PyList_GET_ITEM(objects, i);
+      kept_.in_autocast = kept_.in_autocast || ends_autocast(object, autocast);
       if (tensors_.is_tensor(object)) all.push_back(object);
     }
     const size_t first = all.size() - std::min(all.size(), options_.looked);

@@ -346,7 +346,10 @@ def test_a_container_with_a_bound(free_mib: int | None, verdict: str) -> None:
     [
         # Attributes with several names, and with a name for each item
         ("box.a[{0}] box.b[{0}] box.c[{0}]", "box.…[…] of main()"),
-        ("box.x{0}", "box.… of main()"),
+        ("box.x{0}.y", "box.… of main()"),
+        # A tree
+        ("t.a[<tuple>].v[{0}] t.a[<tuple>].a[<tuple>].v t.a[{0}].a[0].a[0].v", "t.a[…] of main()"),
+        ("net._modules['0'].h[{0}]", "net.0.h[…] of main()"),
         # One that has half of the memory
         ("box.a[{0}] box.a[{0}] box.b[{0}]", "box.a[…] of main()"),
         # Different variables

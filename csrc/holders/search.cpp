@@ -303,7 +303,7 @@ class Search {
       // The graph of a tensor refers to its hooks, too, which the collector does not know.
       const bool is_of_hooks = PyODict_CheckExact(node.object) && Py_REFCNT(node.object) == known + 1 &&
                                !node.holders.empty() && node.holders[0] < targets_.size();
-      has_hooks = has_hooks || is_of_hooks;
+      has_hooks |= is_of_hooks;
       if (node.is_cut || !is_whole || (Py_REFCNT(node.object) != known && !is_of_hooks)) return "";
       if (--cycles_left_ < 0) return "";
       for (const size_t holder : node.holders) {

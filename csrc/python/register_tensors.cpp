@@ -87,8 +87,7 @@ py::dict kept_tensors(const py::object& torch, const py::object& checkpoint, con
   return py::dict("saved"_a = saved, "graphs"_a = graphs, "later"_a = kept.later, "holders"_a = kept.holders,
                   "tensors"_a = kept.tensors, "roots"_a = kept.roots, "unsearched"_a = kept.unsearched,
                   "has_all"_a = kept.has_all, "has_all_graphs"_a = kept.has_all_graphs,
-                  "unread"_a = kept.unread, "futures"_a = kept.futures, "in_autocast"_a = kept.in_autocast,
-                  "have_gradients_graphs"_a = kept.have_gradients_graphs);
+                  "unread"_a = kept.unread, "futures"_a = kept.futures, "likely"_a = kept.likely);
 }
 
 // The id of a parameter of a module, of which there is a weak reference; 0: it has none of this name.

@@ -93,7 +93,7 @@ class KeptSearch {
     PyObject* const autocast = variable_of_module("torch.amp.autocast_mode", "autocast");
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
       PyObject* const object = PyList_GET_ITEM(objects, i);
-      kept_.in_autocast = kept_.in_autocast || ends_autocast(object, autocast);
+      if (ends_autocast(object, autocast)) kept_.likely = "autocast's cache";
       if (tensors_.is_tensor(object)) all.push_back(object);
     }
     const size_t first = all.size() - std::min(all.size(), options_.looked);
@@ -156,7 +156,7 @@ class KeptSearch {
         if (text == kOnlyNative && options_.reads_graphs && tensors_.has_gradient(targets_[i])) {
           const py::object gradient = tensors_.gradient(targets_[i]);
           const bool has_graph = gradient && tensors_.is_tensor(gradient.ptr()) && tensors_.node(gradient.ptr());
-          kept_.have_gradients_graphs = kept_.have_gradients_graphs || has_graph;
+          if (has_graph) kept_.likely = "the graph of a gradient";  // which keeps its tensor
         }
       } else {
         std::string& known = kept_.holders[begins_[i]];

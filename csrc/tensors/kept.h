@@ -40,9 +40,8 @@ struct Kept {
   std::map<StorageBegin, std::string> holders;          // "": nobody was found
   std::unordered_map<uintptr_t, std::string> tensors;   // the same, by the ids of tensors
   std::unordered_map<uintptr_t, std::string> roots;     // the same, by the ids of models and optimizers
-  bool have_gradients_graphs = false;  // of tensors that only C++ keeps: a gradient keeps its tensor
+  std::string likely;                                   // what has memory without a tensor in Python, if no future
   std::vector<std::string> futures;                     // who holds those of torch
-  bool in_autocast = false;                             // code that runs is in a region with a cache
   size_t unsearched = 0;   // tensors for which the bounds left no room or time
   bool has_all = true;     // a storage that is not in `holders` has no tensor in Python
   bool has_all_graphs = false;

@@ -147,10 +147,7 @@ class HoldersNow:
             for number, text in now["roots"].items()
             if text.endswith(IS_GARBAGE) or (roots[number][1] and "[" in text)
         }
-        keeper = "autocast's cache" if now["in_autocast"] else ""
-        if now["have_gradients_graphs"]:
-            keeper = "the graph of a gradient"
-        self.likely = _likely_keeper(now["futures"], keeper)
+        self.likely = _likely_keeper(now["futures"], now["likely"])
         for begin, text in self.found.items():
             if text == _NO_TENSOR:  # or a graph that was not read has it
                 self.found[begin] = self.likely if now["has_all_graphs"] else ""

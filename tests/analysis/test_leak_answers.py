@@ -375,7 +375,7 @@ def test_attributes_with_several_names(holders: str, kept_by: str | None) -> Non
     assert kept_by is None or f"kept by {kept_by}" in answer(device)
 
 
-def test_two_lines_of_one_function() -> None:
+def test_lines_of_one_function() -> None:
     def step(program: Program, number: int) -> None:
         for line in (10, 12):
             program.alloc(SIZE * line, LINE, ("/home/me/train.py", "main", line))

@@ -22,6 +22,7 @@ constexpr size_t kLookInterval = 1024;  // how many objects are asked before the
 constexpr int kHashBits = 20;
 constexpr int kMaxPasses = 12;
 constexpr int kMaxNesting = 2;  // from a value to the arguments of a call that has it, and their cell
+constexpr const char* kOfHooks = " through a tensor's hook";
 constexpr double kPartForWalks = 0.75;  // of the time; in the rest, what was found is put into words
 constexpr size_t kTextInterval = 64;    // how many texts are made before the clock is asked
 
@@ -303,12 +304,17 @@ class Search {
   // Whether only objects that hold each other hold the target; "": something else may.
   std::string cycle_of(size_t target) {
     std::vector<size_t> waiting{target}, seen{target};
+    bool has_hooks = false;
     std::vector<bool> is_seen(nodes_.size());
     is_seen[target] = true;
     while (!waiting.empty()) {
       const Node& node = nodes_[waiting.back()];
       waiting.pop_back();
-      if (node.is_cut || !node.is_known || Py_REFCNT(node.object) != node.references) return "";
+      // The graph of a tensor refers to its hooks, too, which the collector does not know.
+      const bool is_of_hooks = PyODict_CheckExact(node.object) && Py_REFCNT(node.object) == node.references + 1 &&
+                               !node.holders.empty() && node.holders[0] < targets_.size();
+      has_hooks |= is_of_hooks;
+      if (node.is_cut || !node.is_known || (Py_REFCNT(node.object) != node.references && !is_of_hooks)) return "";
       if (--cycles_left_ < 0) return "";
       for (const size_t holder : node.holders) {
         if (is_seen[holder]) continue;
@@ -326,7 +332,7 @@ class Search {
         if (kind == 2 || (kind == 1 ? PyFunction_Check(object) : is_instance)) found = cycle_from(seen[i]);
       }
     }
-    return "a reference cycle" + (found.empty() ? "" : " of " + found) + kGarbage;
+    return "a reference cycle" + (found.empty() ? "" : " of " + found) + (has_hooks ? kOfHooks : kGarbage);
   }
 
   // How an object refers to itself: "Node.children[0].parent"; "": it does not.

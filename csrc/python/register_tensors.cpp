@@ -104,8 +104,7 @@ py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& 
                   "tensors"_a = kept.tensors, "roots"_a = kept.roots, "unsearched"_a = kept.unsearched,
                   "has_all"_a = kept.has_all, "has_all_graphs"_a = kept.has_all_graphs,
                   "unread"_a = kept.unread, "futures"_a = kept.futures, "modules"_a = kept.modules,
-                  "optimizers"_a = kept.optimizers,
-                  "have_gradients_graphs"_a = kept.have_gradients_graphs);
+                  "optimizers"_a = kept.optimizers, "likely"_a = kept.likely);
 }
 
 // The ids of the objects of each of these types, and weak references to them.

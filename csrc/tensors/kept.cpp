@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "holders/objects.h"
+#include "holders/references.h"
 #include "tensors/model_copy.h"
 
 namespace pytracer {
@@ -23,6 +24,13 @@ struct DLTensor {
 };
 constexpr int32_t kDLCPU = 1;
 
+// Whether a method ends a region of autocast: it is on the stack of the code that runs in the region.
+bool ends_autocast(PyObject* method, PyObject* autocast) {
+  PyObject* const region = PyMethod_GET_SELF(method);
+  return autocast != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(region)) == autocast &&
+         own_attribute(region, "_enabled") == Py_True && own_attribute(region, "_cache_enabled") == Py_True;
+}
+
 class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
@@ -32,10 +40,15 @@ class KeptSearch {
   Kept run(const py::object& torch, PyObject* frames, PyObject* exceptions) {
     if (!has_unexplained() && options_.roots.empty()) return std::move(kept_);
     const py::object tensor = torch.attr("Tensor"), function = torch.attr("_C").attr("_FunctionBase");
-    const ObjectsNow objects({tensor.ptr(), function.ptr(), options_.region, options_.module, options_.optimizer});
+    const ObjectsNow objects({tensor.ptr(), function.ptr(), options_.region, options_.module, options_.optimizer,
+                              reinterpret_cast<PyObject*>(&PyMethod_Type)});
     const std::vector<PyObject*>& tensors = objects.instances[0];
     kept_.modules = references_to(objects.instances[3]);
     kept_.optimizers = references_to(objects.instances[4]);
+    PyObject* const autocast = variable_of_module("torch.amp.autocast_mode", "autocast");
+    for (PyObject* method : objects.instances[5]) {
+      if (ends_autocast(method, autocast)) kept_.likely = "autocast's cache";
+    }
     if (options_.reads_graphs) {
       Graphs graphs(tensors_, torch, options_.graphs);
       graphs.read(tensors, objects.instances[1], objects.instances[2], options_.models);
@@ -171,7 +184,7 @@ class KeptSearch {
         if (text == kOnlyNative && options_.reads_graphs && tensors_.has_gradient(targets_[i])) {
           const py::object gradient = tensors_.gradient(targets_[i]);
           const bool has_graph = gradient && tensors_.is_tensor(gradient.ptr()) && tensors_.node(gradient.ptr());
-          kept_.have_gradients_graphs = kept_.have_gradients_graphs || has_graph;
+          if (has_graph) kept_.likely = "the graph of a gradient";  // which keeps its tensor
         }
       } else {
         std::string& known = kept_.holders[begins_[i]];

@@ -45,7 +45,7 @@ struct Kept {
   std::unordered_map<uintptr_t, std::string> tensors;   // the same, by the ids of tensors
   std::unordered_map<uintptr_t, std::string> roots;     // the same, by the ids of models and optimizers
   py::list modules, optimizers;                         // all there are, by weak references
-  bool have_gradients_graphs = false;  // of tensors that only C++ keeps: a gradient keeps its tensor
+  std::string likely;                                   // what has memory without a tensor in Python, if no future
   std::vector<std::string> futures;                     // who holds those of torch
   size_t unsearched = 0;   // tensors for which the bounds left no room or time
   bool has_all = true;     // a storage that is not in `holders` has no tensor in Python

@@ -30,7 +30,8 @@ _ITEM = re.compile(
     r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]"""
     r"""|(?<=[.#])\d+(?=\.|$)|(?<= group )\d+(?= parameter \d)|(?<=, )\d+(?= of at most \d)"""
 )
-_ATTRIBUTE = re.compile(r"\.\w+")
+_ATTRIBUTES = re.compile(r"(?:\.\w+)+")
+_OF_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 
 
@@ -162,8 +163,9 @@ def holder_names(strings: Sequence[str], holder: Column) -> tuple[list[str | Non
 def _shared(holders: Collection[str]) -> str:
     """Return the holders of a group as one, with the items that all of them have."""
     items = [set(each) for each in zip(*map(_ITEM.findall, holders), strict=True)]
-    shown = iter(each.pop() if len(each) == 1 else "[…]" for each in items)
-    return _ITEM.sub(lambda _: next(shown), next(iter(holders)))
+    shown = (each.pop() if len(each) == 1 else ITEM for each in items)
+    named = iter(ITEM if each.startswith("[<") else each for each in shown)  # a class, not a key
+    return _OF_MODULE.sub(r".\1", _ITEM.sub(lambda _: next(named), next(iter(holders))))
 
 
 def main_holders(
@@ -188,12 +190,25 @@ def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> s
     return next(iter(main_holders(strings, holder, size_bytes)), None)
 
 
+def outermost(holder: str) -> str:
+    """Return a holder without what its items have: "cache[…] of f()" for "cache[…].keys of f()"."""
+    path, item, rest = holder.partition(ITEM)
+    return path + item + rest[max(rest.find(" of "), 0) :] if item else holder
+
+
+def _without_attributes(holder: str) -> str:
+    path, of, place = holder.partition(" of ")
+    path = "variables" if _OF_EXCEPTION in place else _ATTRIBUTES.sub(".…", path)
+    return path + of + place
+
+
 def common_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
-    """Return `main_holder`; without one, what several share but for attributes: "box.… of f()"."""
+    """Return `main_holder`; without one, what several share: "tree[…] of f()", "box.… of f()"."""
     found = main_holder(strings, holder, size_bytes)
-    if found is None:
-        names, group = holder_names(strings, holder)
-        paths = [(name or "").partition(" of ") for name in names]
-        texts = [_ATTRIBUTE.sub(".…", path) + of + place for path, of, place in paths]
-        found = main_holder(texts, group, size_bytes)
+    names, group = holder_names(strings, holder)
+    texts = [name or "" for name in names]
+    for shorter in (outermost, _without_attributes):
+        if found is None:
+            texts = [shorter(text) for text in texts]
+            found = main_holder(texts, group, size_bytes)
     return found

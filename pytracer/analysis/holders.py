@@ -12,12 +12,12 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
 from pytracer.analysis.holder_names import (
     AUTOCAST,
-    ITEM,
     LIKELY,
     NO_TENSOR,
     common_holder,
     has_holders,
     main_holder,
+    outermost,
     tells_where,
 )
 from pytracer.analysis.leaks.results import LEAST_STEPS
@@ -102,14 +102,13 @@ def keepers_of(held: Blocks) -> list[Keeper]:
     sizes: dict[str, Counter[str]] = defaultdict(Counter)
     steps: dict[str, set[int | None]] = defaultdict(set)
     for found in held.group("keeper", "category", "step"):
-        name, category, step = found.key
-        if name is None:
+        keeper, category, step = found.key
+        if keeper is None:
             continue
-        path, item, rest = name.partition(ITEM)
-        outermost = path + item + rest[max(rest.find(" of "), 0) :] if item else name
-        sizes[outermost][category] += found.size_bytes
+        name = outermost(keeper)
+        sizes[name][category] += found.size_bytes
         if category not in (UNKNOWN, "activation"):
-            steps[outermost].add(step)
+            steps[name].add(step)
     keepers = [
         Keeper(name, each.total(), each[UNKNOWN], each["activation"], len(steps[name]))
         for name, each in sizes.items()

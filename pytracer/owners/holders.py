@@ -36,7 +36,6 @@ _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h
 _NO_TENSOR = "no Python tensor"  # csrc/holders/roots.h
 _ANY_ITEM = re.compile(r"\[[^]]*\]")
-_AUTOCASTS = "cuda", "cpu", "npu"
 
 Begin = tuple[int, int]
 """Where the storage of a tensor begins: the device, -1 for the CPU, and the address."""
@@ -116,9 +115,7 @@ class HoldersNow:
             for number, text in now["roots"].items()
             if text.endswith(IS_GARBAGE) or (roots[number][1] and "[" in text)
         }
-        self.likely = _likely_keeper(
-            torch, now["futures"], have_graphs=now["have_gradients_graphs"]
-        )
+        self.likely = _likely_keeper(now["futures"], now["likely"])
         for begin, text in self.found.items():
             if text == _NO_TENSOR:  # or a graph that was not read has it
                 self.found[begin] = self.likely if now["has_all_graphs"] else ""
@@ -132,19 +129,13 @@ def _allocated_bytes(torch: Any, devices: Collection[int]) -> dict[int, int]:
     return {}
 
 
-def _likely_keeper(torch: Any, futures: list[str], *, have_graphs: bool) -> str:
+def _likely_keeper(futures: list[str], keeper: str) -> str:
     """Return what has memory that no Python tensor has.
 
     Args:
         futures: Who holds the futures of torch.
-        have_graphs: Whether gradients of such tensors have a graph, which keeps these.
+        keeper: What has it, if nothing of these.
     """
-    keeper = ""
-    with contextlib.suppress(Exception):  # another torch
-        if torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, _AUTOCASTS)):
-            keeper = "autocast's cache"
-    if have_graphs:
-        keeper = "the graph of a gradient"
     if futures:
         ((keeper, _),) = Counter(_ANY_ITEM.sub("[…]", text) for text in futures).most_common(1)
     # What torch.multiprocessing has sent to a process is kept until that process drops it.

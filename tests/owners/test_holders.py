@@ -208,6 +208,7 @@ def test_another_process_may_have_memory_that_no_tensor_has(tmp_path: Path) -> N
         assert holder() == f"no Python tensor, perhaps futures[…] (inside a Future) of {here}"
         futures.clear()
         with torch.autocast("cpu", torch.bfloat16):
+            torch.set_autocast_enabled("cpu", False)  # as while an operator runs
             assert holder() == "no Python tensor, perhaps autocast's cache"
         # WHEN torch.multiprocessing has given a handle of memory, THEN nothing is sure any more
         sent = torch.ones(10).untyped_storage()
@@ -221,8 +222,13 @@ def test_another_process_may_have_memory_that_no_tensor_has(tmp_path: Path) -> N
             del reductions.shared_cache[handle]
 
 
+def _hook(tensor: torch.Tensor) -> Any:
+    return tensor.register_hook(lambda gradient: gradient * tensor)  # type: ignore[no-untyped-call]
+
+
 def test_what_only_code_in_cpp_keeps(tmp_path: Path) -> None:
-    # GIVEN a tensor in a capsule of DLPack, one that a view has kept, and garbage of a node
+    # GIVEN a tensor in a capsule of DLPack, one that a view has kept, garbage of a node, and a hook
+    # that refers to its tensor
     class Square(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -235,6 +241,7 @@ def test_what_only_code_in_cpp_keeps(tmp_path: Path) -> None:
         gc.collect()
         with collector_paused():
             Square.apply(torch.ones(1, requires_grad=True).expand(1013).exp())
+            hook = _hook(torch.ones(1014, requires_grad=True).exp())
             tracer.dump(tmp_path / "file")
         blocks, strings = (snapshot := load(tmp_path / "file")).blocks, snapshot.strings
         found = {
@@ -246,6 +253,8 @@ def test_what_only_code_in_cpp_keeps(tmp_path: Path) -> None:
     assert found[4044] == f"exported[0] (inside a PyCapsule) of {here}"
     assert found[4048] == f"viewed of {here}"
     assert found[4052] == "a reference cycle of SquareBackward.y, which gc.collect() would free"
+    assert found[4056] == "a reference cycle of _hook.<locals>.<lambda>() through a tensor's hook"
+    hook.remove()
     del viewed, exported
 
 

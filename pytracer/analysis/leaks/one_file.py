@@ -410,14 +410,16 @@ def _of_whole_chain(
 ) -> Column:
     """Return the holders, also of a chain of graphs that was too long to be read to its end.
 
-    It is read from the newest steps on. Of earlier ones, the same lines made what it keeps.
+    It is read from the newest steps on. Of earlier ones, the same lines made what it keeps, also
+    what nobody is known to have.
     """
     is_saved = texts_matching("activation".__eq__, strings, category)
     is_named = texts_matching(tells_where, strings, holder) & (holder > 0)
+    is_open = texts_matching({"", "unknown"}.__contains__, strings, category) & (holder == 0)
     for number in np.unique(holder[is_saved & is_named]).tolist():
         of_chain = is_saved & (holder == number)
         if len(np.unique(birth[of_chain])) > 2:
-            is_rest = is_saved & ~is_named & (birth < birth[of_chain].max())
+            is_rest = (is_open | (is_saved & ~is_named)) & (birth < birth[of_chain].max())
             return np.where(is_rest & np.isin(stack, stack[of_chain]), number, holder)
     return holder
 

@@ -11,6 +11,7 @@ from pytracer.analysis.frame_text import call_site_text, is_users
 from pytracer.analysis.holder_names import (
     LIKELY,
     bound_of,
+    common_holder,
     is_garbage,
     kept_by_text,
     likely_remedy,
@@ -18,7 +19,7 @@ from pytracer.analysis.holder_names import (
     main_holders,
     tells_where,
 )
-from pytracer.reading.snapshot import Frame
+from pytracer.reading.snapshot import Column, Frame
 from pytracer.text import BriefRepr, number, size
 
 Verdict = Literal["leak", "none", "unknown"]
@@ -238,7 +239,7 @@ def where_text(growths: Sequence[Growth]) -> str:
 
 def holder_of(growths: Sequence[Growth]) -> str | None:
     """Return the Python object that keeps at least half of the memory; None if it is unknown."""
-    return next(iter(_holders(growths, least=0.5)), None)
+    return common_holder(*_keepers(growths))
 
 
 def is_named(device: DeviceLeaks) -> bool:
@@ -246,17 +247,16 @@ def is_named(device: DeviceLeaks) -> bool:
     return holder_of(leaks_of(device)) is not None
 
 
-def _holders(growths: Sequence[Growth], least: float) -> list[str]:
-    """Return the objects that keep at least a part of the memory, those that keep most first."""
-    names = [growth.kept_by or "" for growth in growths]
+def _keepers(growths: Sequence[Growth]) -> tuple[list[str], Column, Column]:
+    """Return the object that keeps each growth, with its number, and the bytes."""
     size_bytes = np.array([growth.held_bytes for growth in growths], np.int64)
-    return main_holders(names, np.arange(len(names)), size_bytes, least)
+    return [growth.kept_by or "" for growth in growths], np.arange(len(growths)), size_bytes
 
 
 def _second_holder(growths: Sequence[Growth]) -> str | None:
     """Return the object that keeps a quarter of the memory, next to one that keeps half."""
-    holders = _holders(growths, least=0.25)[:2]
-    if len(holders) < 2 or holder_of(growths) is None:
+    holders = main_holders(*_keepers(growths), least=0.25)[:2]
+    if len(holders) < 2 or holder_of(growths) not in holders:
         return None
     is_named = all(tells_where(name) and not is_garbage(name) for name in holders)
     return holders[1] if is_named else None

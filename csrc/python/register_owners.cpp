@@ -68,13 +68,10 @@ void register_owners(py::module_& core) {
   core.attr("CATEGORIES") = to_tuple(kCategoryNames, kCategories);
   core.attr("CATEGORY_RULES") = to_tuple(kRuleNames, kRules);
   // The GIL is kept: the device's lock is held for a fraction of a microsecond.
-  core.def(
-      "note_use",
-      [](int device, uint64_t address, uint8_t role) {
-        if (role >= kTensorRoles) throw py::index_error("no such role");
-        Recorder::note_use(device, address, static_cast<TensorRole>(role));
-      },
-      py::arg("device"), py::arg("address"), py::arg("role"));
+  core.def("note_use", [](int device, uint64_t address, uint8_t role) {
+    if (role >= kTensorRoles) throw py::index_error("no such role");
+    Recorder::note_use(device, address, static_cast<TensorRole>(role));
+  }, py::arg("device"), py::arg("address"), py::arg("role"));
   core.def("workspaces", &workspaces);
   py::class_<DeviceLog::Mark>(core, "Mark")
       .def_readonly("device", &DeviceLog::Mark::device)

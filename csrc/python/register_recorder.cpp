@@ -47,12 +47,11 @@ PyObject* g_call = nullptr;  // what call_when_seen() was given last; never dest
 void call_when_seen(const py::object& code, const py::object& call) {
   Py_XSETREF(g_call, call.inc_ref().ptr());
   CodeWatch::start(code.ptr(), []() noexcept {
-    Py_AddPendingCall(
-        [](void*) {
-          PyObject* const result = PyObject_CallNoArgs(g_call);
-          Py_XDECREF(result);
-          return result != nullptr ? 0 : -1;  // an interrupt of the user
-        },
+    Py_AddPendingCall([](void*) {
+      PyObject* const result = PyObject_CallNoArgs(g_call);
+      Py_XDECREF(result);
+      return result != nullptr ? 0 : -1;  // an interrupt of the user
+    },
         nullptr);
   });
 }
@@ -60,8 +59,7 @@ void call_when_seen(const py::object& code, const py::object& call) {
 }  // namespace
 
 void register_recorder(py::module_& core) {
-  core.def(
-      "attach_hook", [](const std::string& path) { return attach_hook(path, &report_oom); },
+  core.def("attach_hook", [](const std::string& path) { return attach_hook(path, &report_oom); },
       py::arg("path"), py::call_guard<OutsideGil>());
   core.def("attach_autograd", &attach_autograd, py::arg("path"), py::call_guard<OutsideGil>());
   core.def("watch_autograd_threads", &watch_autograd_threads, py::call_guard<OutsideGil>());
@@ -74,16 +72,12 @@ void register_recorder(py::module_& core) {
     return py::make_tuple(types.name(types.number_of(state.node_type)), state.node_thread,
                           state.node_sequence);
   });
-  core.def(
-      "observe_oom", [](py::object observer) { g_oom_observer = observer.release().ptr(); },
+  core.def("observe_oom", [](py::object observer) { g_oom_observer = observer.release().ptr(); },
       py::arg("observer"));
-  core.def(
-      "record_oom",
-      [](int device, uint64_t requested_size, uint64_t free_size) {
-        OutsideGil outside;
-        Registry::instance().record_oom(device, requested_size, free_size);
-      },
-      py::arg("device"), py::arg("requested_size"), py::arg("free_size"),
+  core.def("record_oom", [](int device, uint64_t requested_size, uint64_t free_size) {
+    OutsideGil outside;
+    Registry::instance().record_oom(device, requested_size, free_size);
+  }, py::arg("device"), py::arg("requested_size"), py::arg("free_size"),
       "Records an out-of-memory that the device's allocator did not report.");
   // The GIL is kept: the mutex is held for microseconds.
   core.def("enter_phase", [](const std::string& name) {
@@ -91,47 +85,38 @@ void register_recorder(py::module_& core) {
     return py::make_tuple(entered.entry, entered.phase);
   });
   core.def("is_entered", [](uint64_t entry) { return Phases::instance().is_entered(entry); });
-  core.def(
-      "phase_path",
-      [](int64_t number) {
-        const Phases& phases = Phases::instance();
-        const size_t known = phases.numbers();
-        if (number < 0 || static_cast<uint64_t>(number) > known) {
-          throw py::index_error("no event has the phase " + std::to_string(number) +
-                                ": this process has entered " +
-                                (known == 0 ? "none" : "1 to " + std::to_string(known)) +
-                                ", and 0 stands for none");
-        }
-        py::list path;
-        for (auto phase = static_cast<uint16_t>(number); phase != 0; phase = phases.parent(phase)) {
-          const std::string_view name = phases.name(phase);
-          path.append(py::bytes(name.data(), name.size()));
-        }
-        path.attr("reverse")();
-        return path;
-      },
-      py::arg("number"));
+  core.def("phase_path", [](int64_t number) {
+    const Phases& phases = Phases::instance();
+    const size_t known = phases.numbers();
+    if (number < 0 || static_cast<uint64_t>(number) > known) {
+      throw py::index_error("no event has the phase " + std::to_string(number) +
+                            ": this process has entered " +
+                            (known == 0 ? "none" : "1 to " + std::to_string(known)) +
+                            ", and 0 stands for none");
+    }
+    py::list path;
+    for (auto phase = static_cast<uint16_t>(number); phase != 0; phase = phases.parent(phase)) {
+      const std::string_view name = phases.name(phase);
+      path.append(py::bytes(name.data(), name.size()));
+    }
+    path.attr("reverse")();
+    return path;
+  }, py::arg("number"));
   core.def("leave_phase", [](uint64_t entry) { Phases::instance().leave(entry); });
   core.def("frame_walk_problem", [] {
     const std::string problem = frame_walk_problem();
     return problem.empty() ? py::object(py::none()) : py::object(py::str(problem));
   });
-  core.def(
-      "enable_stacks",
-      [] {
-        // Before the first walk, so that no destruction of a recorded code object is missed.
-        watch_code(&Recorder::code_destroyed);
-        Recorder::instance().set_walking(true);
-      },
-      "Records stacks from now on. Only where frame_walk_problem() is None.");
-  core.def(
-      "prepare_for_exit",
-      [] {
-        GilScopes::close();
-        py::gil_scoped_release release;
-        Recorder::instance().stop_walking();
-      },
-      "Waits for calls that are outside the GIL, then ends all walks. Has to be called before thread "
+  core.def("enable_stacks", [] {
+    // Before the first walk, so that no destruction of a recorded code object is missed.
+    watch_code(&Recorder::code_destroyed);
+    Recorder::instance().set_walking(true);
+  }, "Records stacks from now on. Only where frame_walk_problem() is None.");
+  core.def("prepare_for_exit", [] {
+    GilScopes::close();
+    py::gil_scoped_release release;
+    Recorder::instance().stop_walking();
+  }, "Waits for calls that are outside the GIL, then ends all walks. Has to be called before thread "
       "states are freed.");
   core.def("call_when_seen", &call_when_seen);
   core.def("wake_event", &wake_event);

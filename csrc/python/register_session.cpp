@@ -102,8 +102,7 @@ py::list frames_of(Session& session, int64_t stack) {
   }
   const auto text = [&](uint32_t name) {
     const std::string_view utf8 = tree->text(name);
-    PyObject* decoded = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()),
-                                             "surrogatepass");
+    PyObject* decoded = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()), "surrogatepass");
     if (decoded == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::str>(decoded);
   };
@@ -119,8 +118,7 @@ py::dict stats_of(Session& session) {
   const Session::Stats stats = outside_gil([&] { return session.stats(); });
   py::list devices;
   for (const Session::DeviceStats& device : stats.devices) {
-    devices.append(py::dict(
-        "device"_a = device.device, "recorded"_a = device.recorded, "held"_a = device.held,
+    devices.append(py::dict("device"_a = device.device, "recorded"_a = device.recorded, "held"_a = device.held,
         "overwritten"_a = device.overwritten, "unknown_frees"_a = device.counts.unknown_frees,
         "ring_bytes"_a = device.ring_bytes, "max_ring_bytes"_a = device.max_ring_bytes,
         "live_blocks"_a = device.live_blocks, "live_block_bytes"_a = device.live_block_bytes,
@@ -129,8 +127,7 @@ py::dict stats_of(Session& session) {
         "max_live_table_bytes"_a = device.max_live_table_bytes));
   }
   const StackTable::Stats& stacks = stats.stacks;
-  return py::dict("devices"_a = devices,
-                  "stacks"_a = py::dict("stacks"_a = stacks.stacks, "frames"_a = stacks.frames,
+  return py::dict("devices"_a = devices, "stacks"_a = py::dict("stacks"_a = stacks.stacks, "frames"_a = stacks.frames,
                                         "codes"_a = stacks.codes, "truncated"_a = stacks.truncated,
                                         "dropped"_a = stacks.dropped, "bytes"_a = stacks.bytes,
                                         "max_bytes"_a = stacks.max_bytes));
@@ -149,39 +146,28 @@ void register_session(py::module_& core) {
                  new Session(SessionOptions{std::move(devices), max_entries, stack_depth,
                                             max_stack_bytes, static_cast<Context>(context),
                                             forward_stacks}));
-           }),
-           py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
+           }), py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
            py::arg("max_stack_bytes"), py::arg("context"), py::arg("forward_stacks") = false)
       .def("start", &Session::start, py::arg("history") = true, py::arg("keeps_events") = false,
            py::call_guard<OutsideGil>())
       .def("stack_of", &Session::stack_of, py::arg("address"), py::call_guard<OutsideGil>())
       .def("pause", &Session::pause, py::call_guard<OutsideGil>())
-      .def(
-          "change",
-          [](Session& session, uint32_t max_entries, uint32_t stack_depth, uint8_t context) {
-            session.change(max_entries, stack_depth, static_cast<Context>(context));
-          },
-          py::arg("max_entries"), py::arg("stack_depth"), py::arg("context"),
-          py::call_guard<OutsideGil>())
+      .def("change", [](Session& session, uint32_t max_entries, uint32_t stack_depth, uint8_t context) {
+        session.change(max_entries, stack_depth, static_cast<Context>(context));
+      }, py::arg("max_entries"), py::arg("stack_depth"), py::arg("context"), py::call_guard<OutsideGil>())
       .def("stop", &Session::stop, py::call_guard<OutsideGil>())
       .def("mark", &Session::mark, py::call_guard<OutsideGil>())
       .def("clear", &Session::clear, py::call_guard<OutsideGil>())
-      .def(
-          "view",
-          [](Session& session, bool history, uint16_t phase, std::shared_ptr<Owners> owners) {
-            View view = outside_gil([&] { return session.view(history, phase); });
-            view.owners = std::move(owners);
-            return view;
-          },
-          py::arg("history") = true, py::arg("phase") = 0, py::arg("owners") = nullptr)
-      .def(
-          "end_window",
-          [](Session& session, bool history, uint32_t step, std::shared_ptr<Owners> owners) {
-            View view = outside_gil([&] { return session.end_window(history, step); });
-            view.owners = std::move(owners);
-            return view;
-          },
-          py::arg("history"), py::arg("step"), py::arg("owners") = nullptr)
+      .def("view", [](Session& session, bool history, uint16_t phase, std::shared_ptr<Owners> owners) {
+        View view = outside_gil([&] { return session.view(history, phase); });
+        view.owners = std::move(owners);
+        return view;
+      }, py::arg("history") = true, py::arg("phase") = 0, py::arg("owners") = nullptr)
+      .def("end_window", [](Session& session, bool history, uint32_t step, std::shared_ptr<Owners> owners) {
+        View view = outside_gil([&] { return session.end_window(history, step); });
+        view.owners = std::move(owners);
+        return view;
+      }, py::arg("history"), py::arg("step"), py::arg("owners") = nullptr)
       .def("begin_step", &Session::begin_step, py::arg("number"), py::arg("replaces") = false,
            py::call_guard<OutsideGil>())
       .def("events", &events_of)
@@ -189,10 +175,8 @@ void register_session(py::module_& core) {
       .def("stats", &stats_of)
       .def_property_readonly("recording", &Session::recording)
       .def_property_readonly("is_ours", &Session::is_ours);
-  core.def("open_box", [](int file) { outside_gil([&] { Registry::instance().open_box(file); }); },
-           py::arg("file"));
-  core.def(
-      "describe_box",
+  core.def("open_box", [](int file) { outside_gil([&] { Registry::instance().open_box(file); }); }, py::arg("file"));
+  core.def("describe_box",
       [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); },
       py::arg("text"));
   core.def("box_was_lost", &Box::was_lost);
@@ -202,28 +186,24 @@ void register_session(py::module_& core) {
       .def_property_readonly("description", [](const BoxReader& box) { return py::bytes(description_of(box)); })
       .def_property_readonly("is_cut", &BoxReader::is_cut)
       .def_property_readonly("last_step", &last_step)
-      .def_property_readonly("devices",
-                             [](const BoxReader& box) {
-                               using namespace py::literals;
-                               py::list devices;
-                               for (const DeviceNow& now : devices_now(box)) {
-                                 devices.append(py::dict("device"_a = now.device, "recorded"_a = now.recorded,
-                                                         "allocated_bytes"_a = now.allocated_bytes,
-                                                         "peak_bytes"_a = now.peak_bytes,
-                                                         "reserved_bytes"_a = now.reserved_bytes));
-                               }
-                               return devices;
-                             })
-      .def(
-          "view",
-          [](const BoxReader& box, uint32_t stack_depth, uint8_t context, bool forward_stacks,
+      .def_property_readonly("devices", [](const BoxReader& box) {
+        using namespace py::literals;
+        py::list devices;
+        for (const DeviceNow& now : devices_now(box)) {
+          devices.append(py::dict("device"_a = now.device, "recorded"_a = now.recorded,
+                                  "allocated_bytes"_a = now.allocated_bytes,
+                                  "peak_bytes"_a = now.peak_bytes,
+                                  "reserved_bytes"_a = now.reserved_bytes));
+        }
+        return devices;
+      })
+      .def("view", [](const BoxReader& box, uint32_t stack_depth, uint8_t context, bool forward_stacks,
              bool is_same_boot) {
             return outside_gil([&] {
               return restored_view(
                   box, {stack_depth, static_cast<Context>(context), forward_stacks, is_same_boot});
             });
-          },
-          py::arg("stack_depth"), py::arg("context"), py::arg("forward_stacks"), py::arg("is_same_boot"));
+          }, py::arg("stack_depth"), py::arg("context"), py::arg("forward_stacks"), py::arg("is_same_boot"));
 }
 
 }  // namespace pytracer

@@ -165,8 +165,7 @@ void register_tensors(py::module_& core) {
       .def_readonly("number", &TensorCopy::number)
       .def_property_readonly("parts", [](const TensorCopy& self) { return tuples(self.parts); })
       .def_property_readonly("gradient", [](const TensorCopy& self) { return tuples(self.gradient); })
-      .def_property_readonly("main_gradient",
-                             [](const TensorCopy& self) { return tuples(self.main_gradient); })
+      .def_property_readonly("main_gradient", [](const TensorCopy& self) { return tuples(self.main_gradient); })
       .def_readonly("is_gradient_unread", &TensorCopy::is_gradient_unread);
   core.def("copy_models", &copy_models);
   core.def("kept_tensors", &kept_tensors);

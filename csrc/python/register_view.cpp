@@ -127,8 +127,7 @@ std::set<std::pair<std::string, int64_t>> lines_in(
 
 void register_view(py::module_& core) {
   py::class_<View>(core, "View")
-      .def(
-          "write",
+      .def("write",
           [](const View& view, int file, const py::bytes& path, const py::dict& metadata, const py::dict& devices,
              const py::dict& generated_code, const py::dict& file_names) {
             const SnapshotExtras extras = encode_extras(metadata, devices, generated_code, file_names);
@@ -136,54 +135,42 @@ void register_view(py::module_& core) {
             OutsideGil outside;
             FileSink sink(file, std::move(name));
             write_snapshot(view, extras, sink);
-          },
-          py::arg("file"), py::arg("path"), py::arg("metadata"), py::arg("devices"),
+          }, py::arg("file"), py::arg("path"), py::arg("metadata"), py::arg("devices"),
           py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
-      .def(
-          "to_bytes",
+      .def("to_bytes",
           [](const View& view, const py::dict& metadata, const py::dict& devices, const py::dict& generated_code,
              const py::dict& file_names) {
             const SnapshotExtras extras = encode_extras(metadata, devices, generated_code, file_names);
             MemorySink sink;
             outside_gil([&] { write_snapshot(view, extras, sink); });
             return py::bytes(sink.bytes);
-          },
-          py::arg("metadata"), py::arg("devices"), py::arg("generated_code") = py::dict(),
+          }, py::arg("metadata"), py::arg("devices"), py::arg("generated_code") = py::dict(),
           py::arg("file_names") = py::dict())
-      .def(
-          "keep_last_entries",
-          [](View& view, uint64_t most) { outside_gil([&] { keep_last_entries(view, most); }); },
-          py::arg("most"))
+      .def("keep_last_entries",
+          [](View& view, uint64_t most) { outside_gil([&] { keep_last_entries(view, most); }); }, py::arg("most"))
       .def("lines_in", &lines_in, py::arg("filenames"), py::arg("most"))
-      .def_property_readonly(
-          "overwritten",
-          [](const View& view) {
-            uint64_t events = 0;
-            for (const DeviceView& device : view.devices) events += device.overwritten();
-            return events;
-          })
-      .def_property_readonly(
-          "accelerator_entries",
+      .def_property_readonly("overwritten", [](const View& view) {
+        uint64_t events = 0;
+        for (const DeviceView& device : view.devices) events += device.overwritten();
+        return events;
+      })
+      .def_property_readonly("accelerator_entries",
           [](const View& view) { return outside_gil([&] { return accelerator_entries(view); }); })
-      .def_property_readonly(
-          "used_devices",
-          [](const View& view) {
-            std::set<int> used;
-            for (const DeviceView& device : view.devices) {
-              if (device.capture.used) used.insert(device.device);
-            }
-            if (view.state) {
-              for (const AllocatorState::Segment& segment : view.state->segments) {
-                used.insert(segment.about.device);
-              }
-            }
-            return used;
-          })
-      .def_property_readonly(
-          "has_events",
+      .def_property_readonly("used_devices", [](const View& view) {
+        std::set<int> used;
+        for (const DeviceView& device : view.devices) {
+          if (device.capture.used) used.insert(device.device);
+        }
+        if (view.state) {
+          for (const AllocatorState::Segment& segment : view.state->segments) {
+            used.insert(segment.about.device);
+          }
+        }
+        return used;
+      })
+      .def_property_readonly("has_events",
           [](const View& view) { return outside_gil([&] { return has_events(view); }); })
-      .def_property_readonly(
-          "problem", [](const View& view) { return view.state ? view.state->problem : ""; });
+      .def_property_readonly("problem", [](const View& view) { return view.state ? view.state->problem : ""; });
 }
 
 }  // namespace pytracer

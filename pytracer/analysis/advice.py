@@ -342,29 +342,29 @@ def _dropping(facts: Facts) -> list[Suggestion]:
 _OF_STREAMS = {
     "idle": "Make streams once, and use the same ones in each step.",
     "in turn": "Make a stream once, and use it again.",
-    "waiting": "In place of record_stream(), keep the tensor until its own stream has waited for "
+    "waiting": "Instead of record_stream(), keep the tensor until its own stream has waited for "
     "the other one: torch.cuda.current_stream().wait_stream(other). Or synchronize once a step.",
 }
 
 _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream, as by "
+    reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream: "
     "torch.cuda.graph(g, pool=first.pool(), stream=side).",
     reasons.OTHER_POOL: "Drop the graphs or MemPools of other pools before this line; "
     "torch.cuda.empty_cache() frees the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
-    reasons.FREED: "Request it once more, outside of the `except` that catches the error. Or let "
-    "the other streams end their work before this line: torch.accelerator.synchronize().",
+    reasons.FREED: "Retry outside of the `except` block, or synchronize the other streams before "
+    "this line: torch.accelerator.synchronize().",
     reasons.LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before "
-    "this line if much is cached, or limit the allocator at the start, as by "
+    "this line if much is cached, or limit the allocator at the start: "
     "torch.cuda.set_per_process_memory_fraction(0.95).",
     reasons.LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or "
     "divide it.",
-    reasons.GROWING: "Find what it computes with that grows from step to step, such as a queue or "
-    "a cache that `torch.cat` makes longer, and bound that.",
-    reasons.REPLACED: "If one tensor becomes longer, as by `torch.cat` in a loop, allocate its "
-    "final size once and write into it.",
+    reasons.GROWING: "Find the input that grows with every step, such as a queue or a cache that "
+    "`torch.cat` extends, and cap its size.",
+    reasons.REPLACED: "If `torch.cat` extends one tensor in a loop, allocate its final size once "
+    "and write into it.",
 }
 
 

@@ -34,7 +34,7 @@ SHOWN_RUNS = 3  # the most runs of steps, and the most kinds of modules, that an
 
 REASONS = {
     reasons.LEAK: "a leak",
-    reasons.KEPT_GROWING: "memory kept growing, and was not freed",
+    reasons.KEPT_GROWING: "memory kept growing",
     reasons.GARBAGE: "garbage that gc.collect() would free",
     reasons.EXCEPTION: "an exception keeps the memory of a failed attempt",
     reasons.FRAGMENTED: "fragmented",

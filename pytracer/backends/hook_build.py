@@ -118,7 +118,7 @@ class HookBuilder:
         for named in self.folders.named():
             if not named.directory.is_dir():
                 warn_once(
-                    f"{named.name}={brief(str(named.directory))} is no folder, and is ignored"
+                    f"{named.name}={brief(str(named.directory))} is not a folder and is ignored"
                 )
         if found := self.find(backend):
             return found

@@ -144,7 +144,7 @@ def _releases_table(device: DeviceLeaks, top: int) -> Table:
 
     columns: Columns = {
         "at most": "most_bytes",
-        "why it is no leak": lambda release: Text(release.reason),
+        "why it is not a leak": lambda release: Text(release.reason),
         "call site": site,
     }
     title = "Memory that grew for some steps"

@@ -34,7 +34,7 @@ def server(folders: Sequence[str]) -> Any:
     roots = [Path(folder).resolve() for folder in folders]
     for root in roots:
         if not root.is_dir():
-            raise PytracerError(f"{root} is no folder: name folders with recordings")
+            raise PytracerError(f"{root} is not a folder: name folders with recordings")
     if not roots:
         raise PytracerError("name at least one folder with recordings")
     with packages.needs("mcp", "'mcp>=2'"):

@@ -74,7 +74,7 @@ CASES = {
         (EXCEPTION,), "which the traceback of the handled exception keeps", "outside of `except`"
     ),
     "replay_in_a_deque": Case((LEAK,), "memory (inside a deque, ", "keep fewer items"),
-    "checkpoint_on_the_device": Case((EXHAUSTED,), "state['model'][…]", "Load the checkpoint to"),
+    "checkpoint_on_the_device": Case((EXHAUSTED,), "state['model'][…]", "Load the checkpoint with"),
     "foreach_update": Case((EXHAUSTED,), "", "with fused=True or foreach=False"),
     "gradients_are_kept_as_zeros": Case((EXHAUSTED,), "", "464.4 MiB of gradients of the step"),
     "search_that_keeps_all": Case(

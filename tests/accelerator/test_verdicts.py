@@ -157,12 +157,12 @@ REMEDIES = {
     "concatenated": (
         REPLACED,
         "by larger ones since the recording began, from 40 MiB to",
-        "If one tensor becomes longer, as by `torch.cat` in a loop, allocate its final size once",
+        "If `torch.cat` extends one tensor in a loop, allocate its final size once",
     ),
     "freed_too_late": (
         FREED,
         "2.91 GiB are free in one piece that the request could use. They became free while",
-        "Request it once more, outside of the `except` that catches the error.",
+        "Retry outside of the `except` block",
     ),
     "cached_pool": (
         OTHER_POOL,

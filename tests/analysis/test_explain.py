@@ -312,9 +312,7 @@ def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) 
 
 SCORES = 600 * KIB  # so that the blocks of a test fill a segment
 CROSS_ENTROPY = ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "cross_entropy", 1)
-LOSS_IN_PARTS = (
-    "Compute the loss in parts, as of some tokens: blocks of the size of its scores take "
-)
+LOSS_IN_PARTS = "Compute the loss in chunks of tokens: logits-sized blocks take "
 
 
 @pytest.mark.parametrize(

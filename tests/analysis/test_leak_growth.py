@@ -61,7 +61,7 @@ def test_growth_of_no_single_line() -> None:
     device = observed(step)
     assert device.verdict == "unknown"
     assert device.reason == (
-        "memory grew from 1.25 MiB to 2.562 MiB, but that of no single line kept growing"
+        "memory grew from 1.25 MiB to 2.562 MiB, but no single line kept growing"
     )
 
 

@@ -69,4 +69,4 @@ def test_a_folder_of_hooks_that_does_not_exist(logged: set[str], tmp_path: Path)
     builder.find = lambda *_: object()  # type: ignore[method-assign,assignment,return-value]
     builder.find_or_build("cpu")
     # THEN
-    assert logged == {"PYTRACER_HOOK_DIR='/nonexist' is no folder, and is ignored"}
+    assert logged == {"PYTRACER_HOOK_DIR='/nonexist' is not a folder and is ignored"}

@@ -64,7 +64,7 @@ class Doubts:
         rate = np.count_nonzero(alive.has_event) / (position[-1] + 1 - first)
         if len(earlier) >= 0.75 * rate * (first - begin) - 2:
             return ""
-        return "earlier steps kept less than the last ones, as of a cache that is thinned"
+        return "recent steps hold more than earlier ones, as with a cache that is pruned"
 
     def may_be_cleared(self, level: Column) -> str:
         """Return a doubt if memory fell once: nobody knows how long the next epoch or text is."""

@@ -181,7 +181,7 @@ def steadiness(growths: Column, end: int, slots: int) -> Steadiness:
     late = int(np.count_nonzero(growths >= end - third))
     if late + 1 < 0.6 * early:
         is_open = late + 1 > 0.35 * early
-        return Steadiness("its growth slows down, as that of a cache that fills", is_open)
+        return Steadiness("its growth slows down, as with a cache that fills", is_open)
     if count < LEAST_GROWTHS:
         is_regular = largest <= 2 * int(gaps.min())
         return Steadiness(f"it grew in only {count} steps", is_regular)

@@ -237,7 +237,7 @@ def judged(
     goes_on = int(np.median(at_ends[-third:])) - between > (least - most) // 8
     if goes_on and least - known > _GREW * most:
         grew = f"memory grew from {size(most)} to {size(least)}"
-        return "unknown", f"{grew}, but that of no single line kept growing"
+        return "unknown", f"{grew}, but no single line kept growing"
     return "none", "no memory that outlived a step kept growing"
 
 

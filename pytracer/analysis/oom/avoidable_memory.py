@@ -64,13 +64,12 @@ def avoidable(held: Blocks) -> list[str]:
     found = [
         (
             scores,
-            "Compute the loss in parts, as of some tokens: blocks of the size of its scores take "
-            "{}, with this request.",
+            "Compute the loss in chunks of tokens: logits-sized blocks take {}, with this request.",
         ),
         (
             loaded,
-            'Load the checkpoint to the CPU, as by map_location="cpu": on the device, {} of it are '
-            "kept next to the model.",
+            'Load the checkpoint with map_location="cpu": on the device, it keeps {} next to the '
+            "model.",
         ),
         (
             updates if ways else 0,

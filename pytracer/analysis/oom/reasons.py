@@ -305,9 +305,9 @@ def _leak(facts: Facts) -> Iterator[Verdict]:
     if growth is not None and _fits_without(facts, growth.held_bytes):
         yield Verdict(
             KEPT_GROWING,
-            f"{size(growth.held_bytes)} of the {size(facts.total_bytes)} that the allocator could "
-            "have grew all the time, and nothing of it was freed: "
-            f"{growth.blocks:,} blocks from {source_text([growth])}.",
+            f"{size(growth.held_bytes)} of the available {size(facts.total_bytes)} were added all "
+            f"the time, and none of it was freed: {growth.blocks:,} blocks from "
+            f"{source_text([growth])}.",
         )
     leaks = [] if facts.leaks is None else leaks_of(facts.leaks)
     if facts.leaks is None or not leaks:
@@ -470,10 +470,7 @@ def _needs_more(joined: Trial | None) -> bool:
 def _use_text(facts: Facts) -> str:
     """Return how much of the memory was allocated, and what was still needed, if that is known."""
     total, held, wanted = facts.total_bytes, facts.sample.allocated_bytes, facts.wanted_bytes
-    text = (
-        f"{size(held)} of the {size(total)} that the allocator could have were allocated "
-        f"({100 * held // total} %)"
-    )
+    text = f"{size(held)} of the available {size(total)} were allocated ({100 * held // total} %)"
     if facts.progress is not None:
         return f"{text}. {facts.progress.text}.{_held_outside(facts)}"
     text += f", and with this request it would be {size(wanted)}"
@@ -482,8 +479,8 @@ def _use_text(facts: Facts) -> str:
     if wanted > total:
         text += f": at least {size(wanted - total)} are missing"
     elif facts.sample.free_bytes:
-        text += f"; {size(facts.sample.free_bytes)} were free in pieces"
-    more = "What the program needs after this is unknown."
+        text += f"; {size(facts.sample.free_bytes)} were free but fragmented"
+    more = "The program's later needs are unknown."
     if facts.joined is not None and facts.joined.again and wanted <= total:
         more = facts.joined.failure()
     if facts.is_first_backward:

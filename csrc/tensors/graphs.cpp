@@ -24,7 +24,7 @@ void Graphs::read(const std::vector<PyObject*>& tensors, const std::vector<PyObj
   for (PyObject* each : functions) waiting_.emplace_back(py::reinterpret_borrow<py::object>(each), 0);
   for (PyObject* each : tensors) begin(each);  // their nodes come first, because they tell what keeps a node
   walk();
-  if (!models.empty()) name_untrained(models);
+  if (is_complete && !models.empty()) name_untrained(models);
   for (PyObject* each : checkpoints) read_checkpoint(each);
   for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
   for (auto& [tensor, graph] : graph_of) graph = first_of(graph);

@@ -44,21 +44,21 @@ Begin = tuple[int, int]
 class HoldersNow:
     """The holders of tensors at one moment.
 
-        In the memory `owned` (address, bytes, device), only graphs are looked for. If `session`
+    In the memory `owned` (address, bytes, device), only graphs are looked for. If `session`
     knows all live blocks, and each has an owner, nothing is looked for. `roots` are models and
     optimizers, and of each whether the list or dict that keeps it is wanted, too. `models` are
     those of parameters that no optimizer has.
 
-        Attributes:
-            saved: What graphs keep without an owner: address, bytes, device, name; the name ends
-                with the model if only gradients need it that no optimizer uses.
-            found: The holder by the storage: "losses[41] of main()"; "": nobody was found.
-            of_roots: By the ids of models and optimizers those that are garbage, or in such a list.
-            unsearched: For how many tensors there was no time, or no room.
-            unread: How many nodes of graphs could not be read.
-            likely: What has memory that no Python tensor has.
-            has_all: Whether a storage that is not in `found` has no tensor in Python.
-            models: All modules and optimizers, unless nothing was looked for: ids and references.
+    Attributes:
+        saved: What graphs keep without an owner: address, bytes, device, name; the name ends
+            with the model if only gradients need it that no optimizer uses.
+        found: The holder by the storage: "losses[41] of main()"; "": nobody was found.
+        of_roots: By the ids of models and optimizers those that are garbage, or in such a list.
+        unsearched: For how many tensors there was no time, or no room.
+        unread: How many nodes of graphs could not be read.
+        likely: What has memory that no Python tensor has.
+        has_all: Whether a storage that is not in `found` has no tensor in Python.
+        models: All modules and optimizers, unless nothing was looked for: ids and references.
     """
 
     def __init__(

@@ -151,11 +151,9 @@ class OwnersNow:
         if not {root for _, _, root in parameters.values()} & {each.number for each in optimizers}:
             parts = [(name, part[2:]) for name, one, _ in parameters.values() for part in one.parts]
             kept = {begin for name, begin in parts if name in trained}  # FSDP1 has several in one
-            self._models = {
-                begin: name.partition(".")[0]
-                for name, begin in parts
-                if trained and begin not in kept
-            }
+            models = {begin: name.partition(".")[0] for name, begin in parts if begin not in kept}
+            partly = {name.partition(".")[0] for name in trained} if trained else {*models.values()}
+            self._models = {begin: name for begin, name in models.items() if name not in partly}
         self._roots = self._several(modules, optimizers)
 
     def _hold(self) -> None:

@@ -55,19 +55,22 @@ def test_tensors_are_named_after_their_nodes(tracer: pytracer.Tracer) -> None:
 
 
 def test_a_model_that_no_optimizer_has(tracer: pytracer.Tracer) -> None:
-    # GIVEN a trained model, two that no optimizer has, and one of these that the trained one needs
+    # GIVEN a trained model, two that no optimizer has, one of these that the trained one needs, and
+    # a model of which an optimizer has a part
     policy, reference, judge = (nn.Linear(50, 50) for _ in range(3))
-    optimizer = torch.optim.SGD(policy.parameters())
+    partly = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50))
+    optimizer = torch.optim.SGD([*policy.parameters(), *partly[1].parameters()])
     x, a = torch.ones(30, 50), policy(torch.zeros(30, 50))
-    inputs = [torch.ones(30, 50) for _ in range(2)]
+    inputs = [torch.ones(30, 50) for _ in range(3)]
     hidden = [policy(inputs[0]), reference(inputs[1]).exp()]
     loss = (a - reference(x)).sum() + judge(hidden[0]).sum() + hidden[1].sum()
+    loss += partly(inputs[2]).sum()
     # THEN only what is kept for gradients that nobody uses is named so
     ends = [
         name.endswith(" without an optimizer")
         for _, name in categories(tracer, x, *inputs, *hidden)
     ]
-    assert ends == [True, False, True, False, True]
+    assert ends == [True, False, True, False, False, True]
     del loss, optimizer
 
 

@@ -23,7 +23,7 @@ _OF_LOSS = re.compile(
 _SAVED = "LogSoftmaxBackward0.result"
 _LOADS = re.compile(r".*[/\\](?:torch[/\\]serialization|safetensors[/\\]torch)\.py", re.DOTALL)
 _UPDATES_ALL = re.compile(r"_multi_tensor_\w+")
-_NO_OPTIMIZER = " without an optimizer"  # pytracer/owners/read.py
+_NO_OPTIMIZER = " without an optimizer"  # csrc/tensors/graphs.cpp
 _OWNED = {"parameter", "gradient", "optimizer_state", "buffer"}
 
 

@@ -173,16 +173,19 @@ PythonFrame* frame_in(PyObject* holder) {
   return is_generator ? frame_of_generator(holder) : nullptr;
 }
 
-std::string module_name(PyObject* variables) {
+// Not by PyDict_GetItemString(), which may compare the name with keys of the program.
+PyObject* item_of(PyObject* dict, const char* name) {
   PyObject *key, *value;
   Py_ssize_t position = 0;
-  // Not by PyDict_GetItemString(), which may compare the name with keys of the program.
-  while (PyDict_Next(variables, &position, &key, &value)) {
-    if (PyUnicode_CheckExact(key) && PyUnicode_CompareWithASCIIString(key, "__name__") == 0) {
-      return text_of(value, 100);
-    }
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    if (PyUnicode_CheckExact(key) && PyUnicode_CompareWithASCIIString(key, name) == 0) return value;
   }
-  return "?";
+  return nullptr;
+}
+
+std::string module_name(PyObject* variables) {
+  PyObject* const name = item_of(variables, "__name__");
+  return name != nullptr ? text_of(name, 100) : "?";
 }
 
 PyObject* variable_of_module(const char* module, const char* name) {
@@ -194,7 +197,7 @@ PyObject* variable_of_module(const char* module, const char* name) {
 
 PyObject* own_attribute(PyObject* object, const char* name) {
   PyObject* const attributes = PyObject_GenericGetDict(object, nullptr);
-  PyObject* const found = attributes != nullptr ? PyDict_GetItemString(attributes, name) : nullptr;
+  PyObject* const found = attributes != nullptr ? item_of(attributes, name) : nullptr;
   Py_XDECREF(attributes);  // the object keeps it
   PyErr_Clear();
   return found;

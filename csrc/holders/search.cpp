@@ -6,7 +6,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "frames/frame_walk.h"
 #include "holders/references.h"
 #include "holders/thread_clock.h"
 
@@ -47,7 +46,8 @@ class Search {
         most_nodes_(3 * targets.size() + bounds.holders),
         future_types_{variable_of_module("torch._C", "Future"), variable_of_module("torch.futures", "Future")} {
     nodes_.reserve(targets.size());
-    for (PyObject* each : targets) add(each, 0);
+    for (PyObject* each : targets) add(each, 0);  // which may come more than once
+    first_holder_ = nodes_.size();
   }
 
   FoundHolders run() {
@@ -118,7 +118,7 @@ class Search {
     const auto is_done = [this](const Node& each) {
       return each.distance < kUnnamed || (each.holders.empty() && !each.is_cut && each.is_known);
     };
-    return std::all_of(nodes_.begin(), nodes_.begin() + std::min(targets_.size(), nodes_.size()), is_done) &&
+    return std::all_of(nodes_.begin(), nodes_.begin() + first_holder_, is_done) &&
            std::all_of(opaque_.begin(), opaque_.end(), [&](size_t each) { return is_done(nodes_[each]); });
   }
 
@@ -148,7 +148,8 @@ class Search {
     const auto place = numbers_.find(object);
     if (place == numbers_.end() || nodes_[place->second].is_known) return;
     const size_t number = place->second;
-    if ((PyGen_CheckExact(asked_) || PyCoro_CheckExact(asked_)) && is_executing(asked_)) {
+    if ((PyGen_CheckExact(asked_) || PyCoro_CheckExact(asked_) || PyAsyncGen_CheckExact(asked_)) &&
+        is_executing(asked_)) {
       nodes_[number].is_cut = true;  // its variables are roots, and its function may be hidden
       return;
     }
@@ -186,7 +187,8 @@ class Search {
   void ask_array(PyObject* array) {
     PyObject* const base = PyObject_GetAttrString(array, "base");  // such as a tensor
     Py_XDECREF(base);  // the array has it
-    base != nullptr ? meet(base) : PyErr_Clear();
+    if (base == nullptr) PyErr_Clear();
+    if (base != nullptr && base != Py_None) return meet(base);  // a view has no references of its own
     Py_buffer view;
     if (PyObject_GetBuffer(array, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
       PyErr_Clear();  // no array without gaps
@@ -312,7 +314,7 @@ class Search {
       waiting.pop_back();
       // The graph of a tensor refers to its hooks, too, which the collector does not know.
       const bool is_of_hooks = PyODict_CheckExact(node.object) && Py_REFCNT(node.object) == node.references + 1 &&
-                               !node.holders.empty() && node.holders[0] < targets_.size();
+                               !node.holders.empty() && node.holders[0] < first_holder_;
       has_hooks |= is_of_hooks;
       if (node.is_cut || !node.is_known || (Py_REFCNT(node.object) != node.references && !is_of_hooks)) return "";
       if (--cycles_left_ < 0) return "";
@@ -375,6 +377,7 @@ class Search {
   const SearchBounds bounds_;
   const ThreadClock clock_;
   const size_t most_nodes_;
+  size_t first_holder_ = 0;  // of the nodes: those before it are targets
   PyObject* const capsule_type_ = reinterpret_cast<PyObject*>(&PyCapsule_Type);
   PyObject* const future_types_[2];
   std::unordered_map<size_t, std::string> cycles_;  // by node
@@ -397,7 +400,6 @@ class Search {
 
 FoundHolders find_holders(const std::vector<PyObject*>& targets, const std::vector<PyObject*>& objects,
                           PyObject* frames, PyObject* exceptions, const Folders& folders, const SearchBounds& bounds) {
-  if (!frames_are_known()) return {std::vector<std::string>(targets.size()), true};
   return Search(targets, objects, Roots(frames, exceptions, folders), bounds).run();
 }
 

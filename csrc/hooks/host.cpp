@@ -222,6 +222,7 @@ int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message
     g_record = record;
     TracedAllocator::set_base(base);
     for (const PinnedState& state : states(*base)) memory().seed(state);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // other threads may request at once
     // torch accepts a priority that is not below the present one.
     for (int priority = 0; priority <= 255; ++priority) {
       at::setHostAllocator(at::kCUDA, traced, static_cast<uint8_t>(priority));

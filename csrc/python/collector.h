@@ -1,6 +1,8 @@
 // What a look at all objects needs, within one call that keeps the GIL.
 #pragma once
 
+#include <utility>
+
 #include "python/registers.h"
 
 namespace pytracer {
@@ -36,14 +38,14 @@ inline bool are_others_in_backward(size_t most) {
   PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
   for (; state != nullptr; state = PyThreadState_Next(state)) {
     if (state == PyThreadState_Get()) continue;
-    auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(state)));
-    for (; frame && !frame.is_none(); frame = frame.attr("f_back")) {
-      const py::object name = frame.attr("f_code").attr("co_name");
-      if (PyUnicode_CompareWithASCIIString(name.ptr(), "_engine_run_backward") == 0) {  // torch.autograd.graph's
-        ++found;
-        break;
-      }
+    bool is_found = false;
+    for (PyFrameObject* frame = PyThreadState_GetFrame(state); frame != nullptr;) {
+      PyCodeObject* const code = PyFrame_GetCode(frame);  // an attribute would call audit hooks of the program
+      is_found |= PyUnicode_CompareWithASCIIString(code->co_name, "_engine_run_backward") == 0;  // torch.autograd.graph's
+      Py_DECREF(code);
+      Py_DECREF(std::exchange(frame, PyFrame_GetBack(frame)));
     }
+    found += is_found;
   }
   return found > most;
 }

@@ -34,8 +34,7 @@ std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py
     const auto rule = owner[4].cast<uint8_t>();
     if (category >= kCategories || rule >= kRules) throw py::index_error("no such category or rule");
     made.push_back({owner[0].cast<uint64_t>(), owner[1].cast<uint64_t>(), owner[2].cast<int>(),
-                    static_cast<Category>(category), static_cast<Rule>(rule),
-                    utf8(owner[5])});
+                    static_cast<Category>(category), static_cast<Rule>(rule), utf8(owner[5])});
   }
   std::vector<Holder> held;
   for (const py::handle& item : holders) {
@@ -43,8 +42,7 @@ std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py
     held.push_back({holder[0].cast<uint64_t>(), holder[1].cast<int>(), utf8(holder[2])});
   }
   const Owners::Missing missing{unread, unread_gradients, !has_all_modules, unsearched};
-  return std::make_shared<Owners>(std::move(marks), std::move(made), std::move(held), missing,
-                                  utf8(unheld));
+  return std::make_shared<Owners>(std::move(marks), std::move(made), std::move(held), missing, utf8(unheld));
 }
 
 // What make_owners() needs of each workspace, without categories and names: (address, device, whether

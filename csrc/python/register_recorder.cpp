@@ -69,16 +69,13 @@ void register_recorder(py::module_& core) {
     if (autograd != nullptr) autograd->read(&state);
     if (state.node == nullptr) return py::none();
     NodeTypes& types = NodeTypes::instance();
-    return py::make_tuple(types.name(types.number_of(state.node_type)), state.node_thread,
-                          state.node_sequence);
+    return py::make_tuple(types.name(types.number_of(state.node_type)), state.node_thread, state.node_sequence);
   });
-  core.def("observe_oom", [](py::object observer) { g_oom_observer = observer.release().ptr(); },
-      py::arg("observer"));
+  core.def("observe_oom", [](py::object observer) { g_oom_observer = observer.release().ptr(); });
   core.def("record_oom", [](int device, uint64_t requested_size, uint64_t free_size) {
     OutsideGil outside;
     Registry::instance().record_oom(device, requested_size, free_size);
-  }, py::arg("device"), py::arg("requested_size"), py::arg("free_size"),
-      "Records an out-of-memory that the device's allocator did not report.");
+  });
   // The GIL is kept: the mutex is held for microseconds.
   core.def("enter_phase", [](const std::string& name) {
     const Phases::Entered entered = Phases::instance().enter(name);
@@ -89,10 +86,8 @@ void register_recorder(py::module_& core) {
     const Phases& phases = Phases::instance();
     const size_t known = phases.numbers();
     if (number < 0 || static_cast<uint64_t>(number) > known) {
-      throw py::index_error("no event has the phase " + std::to_string(number) +
-                            ": this process has entered " +
-                            (known == 0 ? "none" : "1 to " + std::to_string(known)) +
-                            ", and 0 stands for none");
+      throw py::index_error("no event has the phase " + std::to_string(number) + ": this process has entered " +
+                            (known == 0 ? "none" : "1 to " + std::to_string(known)) + ", and 0 stands for none");
     }
     py::list path;
     for (auto phase = static_cast<uint16_t>(number); phase != 0; phase = phases.parent(phase)) {

@@ -66,8 +66,7 @@ py::array_t<EventRecord> events_of(Session& session) {
         }
         const Pool pool = device.capture.names->pool(event.pool);
         EventRecord row{sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
-                        event.address, event.size(), event.stream,
-                        own(visible_stack(event, view.context)),
+                        event.address, event.size(), event.stream, own(visible_stack(event, view.context)),
                         view.context < Context::alloc ? 0 : own(event.alloc_stack), pool.high,
                         pool.low, step, event.phase, event.action, event.device};
         for (const uint8_t action : entry_actions(event, false)) {
@@ -137,15 +136,13 @@ py::dict stats_of(Session& session) {
 
 void register_session(py::module_& core) {
   PYBIND11_NUMPY_DTYPE(EventRecord, sequence, time_ns, address, size_bytes, stream,
-                       stack, alloc_stack, pool_high, pool_low, step, phase,
-                       action, device);
+                       stack, alloc_stack, pool_high, pool_low, step, phase, action, device);
   py::class_<Session, std::unique_ptr<Session, OutsideGilDeleter>>(core, "Session")
       .def(py::init([](std::vector<int> devices, uint32_t max_entries, uint32_t stack_depth,
                        uint64_t max_stack_bytes, uint8_t context, bool forward_stacks) {
              return std::unique_ptr<Session, OutsideGilDeleter>(
                  new Session(SessionOptions{std::move(devices), max_entries, stack_depth,
-                                            max_stack_bytes, static_cast<Context>(context),
-                                            forward_stacks}));
+                                            max_stack_bytes, static_cast<Context>(context), forward_stacks}));
            }), py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
            py::arg("max_stack_bytes"), py::arg("context"), py::arg("forward_stacks") = false)
       .def("start", &Session::start, py::arg("history") = true, py::arg("keeps_events") = false,
@@ -191,8 +188,7 @@ void register_session(py::module_& core) {
         py::list devices;
         for (const DeviceNow& now : devices_now(box)) {
           devices.append(py::dict("device"_a = now.device, "recorded"_a = now.recorded,
-                                  "allocated_bytes"_a = now.allocated_bytes,
-                                  "peak_bytes"_a = now.peak_bytes,
+                                  "allocated_bytes"_a = now.allocated_bytes, "peak_bytes"_a = now.peak_bytes,
                                   "reserved_bytes"_a = now.reserved_bytes));
         }
         return devices;

@@ -113,6 +113,7 @@ py::list live_references(const py::args& kinds) {
   for (const py::handle& kind : kinds) wanted.push_back(kind.ptr());
   py::list found;
   const NoCollection guard;
+  if (!frames_are_known()) wanted.clear();
   const ObjectsNow objects(wanted);
   for (const auto& instances : objects.instances) found.append(references_to(instances));
   return found;

@@ -81,7 +81,8 @@ bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
   if (!has_next && std::string(short_class_name(Py_TYPE(node.ptr()))) == "AccumulateGrad") {
     std::vector<TensorMemory> parts;
     if (const py::object leaf = attribute_of(node.ptr(), "variable")) tensors_.read(leaf.ptr(), parts);
-    for (const TensorMemory& part : parts) leaves_.try_emplace(node.ptr(), part.device, part.begin);
+    // What cannot be read, or has several parts, may be trained.
+    leaves_.emplace(node.ptr(), parts.size() == 1 ? StorageBegin(parts[0].device, parts[0].begin) : StorageBegin());
   }
   seen_.emplace(node.ptr(), Seen{node, kept_by, has_next});
   const size_t before = saved.size();

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "frames/frame_walk.h"
 #include "holders/objects.h"
 #include "holders/references.h"
 #include "tensors/model_copy.h"
@@ -38,8 +39,10 @@ class KeptSearch {
   }
 
   Kept run(const py::object& torch, PyObject* frames, PyObject* exceptions) {
-    if (!has_unexplained() && options_.roots.empty()) return std::move(kept_);
-    const py::object tensor = torch.attr("Tensor"), function = torch.attr("_C").attr("_FunctionBase");
+    kept_.has_all = frames_are_known();  // else nothing protects what is borrowed, as without the GIL
+    if (!kept_.has_all || (!has_unexplained() && options_.roots.empty())) return std::move(kept_);
+    const py::object tensor = torch.attr("Tensor");
+    const py::object function = torch.attr("autograd").attr("function").attr("BackwardCFunction");
     const ObjectsNow objects({tensor.ptr(), function.ptr(), options_.region, options_.module, options_.optimizer,
                               reinterpret_cast<PyObject*>(&PyMethod_Type)});
     const std::vector<PyObject*>& tensors = objects.instances[0];

@@ -91,10 +91,7 @@ def is_much_unallocated(sample: UsageSample) -> bool:
 
 
 def advise_after_oom(
-    data: DeviceData,
-    found: Sequence[Verdict],
-    facts: Facts,
-    leaks: DeviceLeaks | None,
+    data: DeviceData, found: Sequence[Verdict], facts: Facts, leaks: DeviceLeaks | None
 ) -> list[Suggestion]:
     """Return what to try after an out-of-memory error.
 
@@ -137,15 +134,21 @@ def advise_after_oom(
     return [*suggestions, *_for_next_run(data, facts.holders)]
 
 
+def _for_backend(data: DeviceData, text: str) -> str:
+    is_npu = data.snapshot.backend(data.device) == "npu"
+    return text.replace("torch.cuda", "torch.npu") if is_npu else text
+
+
 def _of_kinds(data: DeviceData, facts: Facts, kinds: Set[str]) -> list[Suggestion]:
     """Return the remedies of verdicts, with how far each was proven."""
-    backend, found = "npu" if data.snapshot.backend(data.device) == "npu" else "cuda", []
+    found = []
     if reasons.OTHER_POOL in kinds:
         kinds = kinds | {reasons.SHARED_POOL}
     for kind, why in _OF_KIND.items():
         if kind in kinds and helps(facts, True, kind):
-            why = why.replace("torch.cuda", f"torch.{backend}")
-            found.append(Suggestion("", why + _proof(facts, kind)))
+            if kind == reasons.STREAMS and facts.of_streams is not None:
+                why = _OF_STREAMS[facts.of_streams.kind]
+            found.append(Suggestion("", _for_backend(data, why) + _proof(facts, kind)))
     return found
 
 
@@ -202,7 +205,7 @@ def advise_at_peak(data: DeviceData, found: Any, recomputed_bytes: int) -> list[
     if found.pinned is not None:
         suggestions.append(_of_pinned(data.snapshot, found.pinned))
     if found.of_streams is not None:
-        suggestions.append(Suggestion("", _OF_STREAMS[found.of_streams.kind]))
+        suggestions.append(Suggestion("", _for_backend(data, _OF_STREAMS[found.of_streams.kind])))
     elif is_much_unallocated(found.most_reserved or found.sample):
         suggestions += _of_search(data, path)
     texts = lowering(found.categories, recomputed_bytes=recomputed_bytes)
@@ -223,16 +226,16 @@ def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
 
 def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
     """Return how torch takes less pinned memory."""
-    if pinned.limit_mib is None:
+    if pinned.limit_mib is None or not pinned.rounding_bytes:
         return Suggestion("", "`torch._C._host_emptyCache()` returns what the program has freed.")
     change = {"pinned_max_cached_size_mb": str(pinned.limit_mib)}
     own, version = snapshot.settings_text or "", snapshot.metadata.torch_version("cuda")
     command = command_of(with_settings(own, change, "cuda"), "cuda", version, own)
     gain = f"{size(pinned.limited_bytes)} would be taken"
+    why = "Larger requests are then neither rounded nor kept: each is pinned anew, which is slow."
     if "max_cached_size" not in snapshot.allocator_settings:
-        text = f"torch 2.13 and newer have {format_settings(change)}, with which {gain}."
-        return Suggestion("", text)
-    why = "Larger requests are then neither rounded nor kept: each is pinned anew."
+        gain = f"torch 2.13 and newer have {format_settings(change)}, with which {gain}. {why}"
+        return Suggestion("", gain)
     return Suggestion(command, why, f"With it, {gain}")
 
 
@@ -349,7 +352,8 @@ _OF_STREAMS = {
 _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
     reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream: "
-    "torch.cuda.graph(g, pool=first.pool(), stream=side).",
+    "torch.cuda.graph(g, pool=first.pool(), stream=side). Such graphs must be replayed one at a "
+    "time, in the order of their capture.",
     reasons.OTHER_POOL: "Drop the graphs or MemPools of other pools before this line; "
     "torch.cuda.empty_cache() frees the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],

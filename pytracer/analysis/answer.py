@@ -2,8 +2,8 @@
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from typing import Literal
@@ -161,11 +161,19 @@ def text_lines(
                 del lines[same[-1]]
                 break
         else:
-            for most_rows in (3, 2):  # what to do is never cut
+            lines = [replace(line, note="") if line.is_command else line for line in lines]
+            for most_rows in _FEWER_ROWS:
                 found = _rendered(answer, lines, width, source_of, most_rows)
                 if len(found) <= MOST_LINES:
                     break
             return found[:MOST_LINES]
+
+
+# The most rows of each line of an answer that is still too long: what decided and what to do stay.
+_FEWEST = {"file": 1, "asked": 2, "free": 2, "held": 2, "lines": 2}
+_FEWER_ROWS: tuple[dict[str, int], ...] = (
+    *({}, {"held": 3, "lines": 3}, _FEWEST, {**_FEWEST, "why": 3}),
+)
 
 
 def _kind(line: Line) -> str:
@@ -204,7 +212,7 @@ def _rendered(
     lines: Sequence[Line],
     width: int,
     source_of: Callable[[Line], str],
-    most_rows: int = MOST_LINES,
+    most_rows: Mapping[str, int] | None = None,
 ) -> list[str]:
     space = width - len(answer.verdict) - len(answer.where)
     if space >= 2:
@@ -222,8 +230,10 @@ def _rendered(
             if source and row.frame is not None:
                 source = f"{row.frame.line}: {source}"
             texts = [*_row(row, first, width, source)]
-            if len(texts) > most_rows and role != "do":
-                texts[most_rows - 1 :] = [f"{texts[most_rows - 1]} …"]
+            most = (most_rows or {}).get(role, MOST_LINES)
+            if len(texts) > most:
+                last = texts[most - 1]
+                texts[most - 1 :] = [f"{last.rpartition(' · ')[0] or last.rpartition(' ')[0]} …"]
             found += texts
             label = ""
     return [printable(line).rstrip() for line in found]

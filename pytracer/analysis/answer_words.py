@@ -154,9 +154,7 @@ def _of_oom(explanation: Explanation) -> Answer:
         requested, segment = oom.requested_bytes, oom.segment_bytes
         is_told = explanation.is_cpu or size(segment) == size(requested)
         needed = None if is_told else segment
-        lines = [
-            Line("asked", asked, "", requested, frame=oom.call_site, segment_bytes=needed),
-        ]
+        lines = [Line("asked", asked, "", requested, frame=oom.call_site, segment_bytes=needed)]
     else:
         lines = [Line("asked", f"by a library: {oom.library_error}")]
     place = "in the system" if explanation.is_cpu else "on the device"

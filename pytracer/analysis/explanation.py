@@ -341,7 +341,7 @@ def _facts(
         garbage_bytes=bytes_of_keepers(found.keepers, is_garbage),
         exception_bytes=bytes_of_keepers(found.keepers, is_failed),
         simulation=simulation,
-        proofs=dict(proofs_of(oom, held, of_streams, simulation)),
+        proofs={k: v for k, v in proofs_of(oom, held, of_streams, simulation) if v is not None},
         earlier=earlier,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, found.categories) if why is None else None,

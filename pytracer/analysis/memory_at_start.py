@@ -45,6 +45,12 @@ class Start:
     block_number: Column  # int64, the block in `Requests.block`; -1: the block is free
     block_order: Column  # int64, the place among all blocks, in the order of their creation
 
+    @property
+    def kept_bytes(self) -> int:
+        """The free bytes in private pools, which never go back to the device."""
+        is_kept = (self.block_number < 0) & (self.pool[self.block_segment] > 0)
+        return int(self.block_size_bytes[is_kept].sum())
+
 
 def start_of(snapshot: Snapshot, device: int, history: History, settings: str) -> Start | None:
     """Return the memory of a device at the first event.

@@ -36,9 +36,7 @@ from pytracer.tracing.options import (
     "all that torch supports]",
 )
 @click.option(
-    "--build",
-    is_flag=True,
-    help="Build the hooks for the installed torch, and print their paths.",
+    "--build", is_flag=True, help="Build the hooks for the installed torch, and print their paths."
 )
 @click.option(
     "--output",

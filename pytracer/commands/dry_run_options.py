@@ -51,10 +51,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Stop the program then, and name its line.  [default: 600]",
         ),
         click.option(
-            "--allow-writes",
-            is_flag=True,
-            default=None,
-            help="Write checkpoints, which are zeros.",
+            "--allow-writes", is_flag=True, default=None, help="Write checkpoints, which are zeros."
         ),
     )
     for option in reversed(options):

@@ -45,11 +45,7 @@ from pytracer.text import file_name, printable
     help="Which memory collapsed stacks show: at the peak, at the end, or when memory last ran out."
     "  [default: peak]",
 )
-@click.option(
-    "--by-category",
-    is_flag=True,
-    help="Collapsed stacks begin with the category.",
-)
+@click.option("--by-category", is_flag=True, help="Collapsed stacks begin with the category.")
 def command(
     paths: tuple[Path, ...],
     to: str,

@@ -30,13 +30,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     help="Print the SQL of the report on a TABLE for DuckDB, and nothing else.",
 )
 @json_option
-def command(
-    table: str,
-    run: str | None,
-    top: int,
-    as_sql: bool,
-    as_json: bool,
-) -> None:
+def command(table: str, run: str | None, top: int, as_sql: bool, as_json: bool) -> None:
     """Which ranks use more memory, leak, or ran out of memory first?
 
     \b

@@ -13,14 +13,7 @@ from pytracer.commands.shared_options import device_memory_option
 from pytracer.errors import ConfigError
 from pytracer.rehearsal.models import MODELS
 from pytracer.tracing.option_forms import parse_bool
-from pytracer.tracing.options import (
-    OPTIONS,
-    SWITCH,
-    Options,
-    switched_off,
-    variable,
-    variable_text,
-)
+from pytracer.tracing.options import OPTIONS, SWITCH, Options, switched_off, variable, variable_text
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -64,11 +64,7 @@ class Question:
 @json_option
 @click.pass_context
 def command(
-    context: click.Context,
-    /,
-    paths: tuple[Path, ...],
-    as_json: bool,
-    **given: Any,
+    context: click.Context, /, paths: tuple[Path, ...], as_json: bool, **given: Any
 ) -> None:
     """What happened, who holds the memory, and what can I do?
 

@@ -15,14 +15,7 @@ from pytracer.commands.shared_options import files_argument
 from pytracer.errors import PytracerError
 from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import (
-    OpenFile,
-    Summary,
-    compared,
-    open_file,
-    summarised,
-    verdict_of,
-)
+from pytracer.page.open_file import OpenFile, Summary, compared, open_file, summarised, verdict_of
 from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
 from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load
@@ -178,8 +171,7 @@ def _page_of_files(
     path, verdict = Path(summaries[0].file.path), verdict_of(summaries[0].file)
     name = f"{path.parent.name}/{path.name}".lstrip("/")
     why = "leaks" if verdict.is_leak else "holds the most memory"
-    if summaries[0].ooms:
-        why = "ran out of memory first"
+    why = "ran out of memory first" if summaries[0].ooms else why
     left_out.insert(0, f"Shown of {number(len(summaries), 'file')}: {name}, which {why}.")
     return Page(title, verdict, summaries, content, left_out), failed
 

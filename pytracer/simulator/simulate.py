@@ -64,14 +64,16 @@ def simulate(
     Raises:
         ValueError: A request or a rule has a value that is out of range.
     """
+    has_start = begins_as_recorded(requests, rules)
+    kept_bytes = 0 if has_start or requests.start is None else requests.start.kept_bytes
     values = asdict(rules) | {
         "divisions": list(rules.divisions),
-        "limit_bytes": UNLIMITED if limit_bytes is None else max(limit_bytes, 0),
-        "device_bytes": UNLIMITED if device_bytes is None else max(device_bytes, 0),
+        "limit_bytes": UNLIMITED if limit_bytes is None else max(limit_bytes - kept_bytes, 0),
+        "device_bytes": UNLIMITED if device_bytes is None else max(device_bytes - kept_bytes, 0),
         "total_bytes": 0,  # the size of the device is `device_bytes`
     }
     columns = {name: getattr(requests, name) for name in REQUEST_COLUMNS}
-    start = vars(requests.start) if requests.start and begins_as_recorded(requests, rules) else None
+    start = vars(requests.start) if has_start else None
     return Simulated(
         **_reader.simulate(**columns, rules=values, with_curve=with_curve, start=start)
     )
@@ -81,7 +83,7 @@ def begins_as_recorded(requests: Requests, rules: AllocatorRules) -> bool:
     """Return whether a simulation begins with the memory that the recording had at its first event.
 
     Not if the allocator would have made other segments before. Then the older blocks are requested
-    from an empty allocator.
+    from an empty allocator, without the memory that private pools had free.
     """
     start = requests.start
     return start is not None and makes_same_segments(rules, start.settings)

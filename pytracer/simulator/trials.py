@@ -23,7 +23,13 @@ from pytracer.reading.snapshot import OOM, Column
 from pytracer.simulator.deviation import reference_of
 from pytracer.simulator.rest_of_step import Continued, continued
 from pytracer.simulator.rules import is_checked
-from pytracer.simulator.simulate import Limits, limits_of, rules_under, simulate_recording
+from pytracer.simulator.simulate import (
+    Limits,
+    begins_as_recorded,
+    limits_of,
+    rules_under,
+    simulate_recording,
+)
 from pytracer.text import size
 from pytracer.variables import format_settings, parse_settings, with_settings
 
@@ -97,19 +103,20 @@ class SimulatedOom:
         freed = begun.after(RELEASE_POOL, pool=pools[(pools != own) & (pools > 0)])
         return self._trial(freed.after(EMPTY_CACHE, pool=np.zeros(int(own > 0), np.int64)))
 
-    def in_one_pool(self) -> Trial:
+    def in_one_pool(self) -> Trial | None:
         """Simulate that private pools are that of the allocation that failed; or else are one."""
         rows = self._continued.rows.copy()
         failing = rows[self._continued.failing]
         is_private = (rows["pool"] > 0) & (rows["kind"] != RELEASE_POOL)
         pools = np.unique(rows["pool"][is_private])
         # Graphs share a pool, and do not have the default one.
-        are_several = failing["pool"] == 0 and len(pools) > 1
+        if failing["pool"] == 0 and len(pools) < 2:
+            return self._trial(self._continued)
         rows["stream"][is_private] = failing["stream"]
-        rows["pool"][is_private] = pools[0] if are_several else failing["pool"]
+        rows["pool"][is_private] = failing["pool"] or pools[0]
         return self._placed(rows)
 
-    def on_same_streams(self, *, in_turn: bool) -> Trial:
+    def on_same_streams(self, *, in_turn: bool) -> Trial | None:
         """Simulate that each step uses the same streams, or one for all that it uses in turn."""
         rows, begins = self._continued.rows.copy(), [first for _, first in self._data.boundaries]
         used = np.flatnonzero((rows["kind"] == ALLOCATE) & (rows["stream"] > 0))
@@ -122,10 +129,13 @@ class SimulatedOom:
         rows["stream"][used] = place[which]
         return self._placed(rows)
 
-    def _placed(self, rows: Column) -> Trial:
-        """Simulate requests of other pools or streams, from the beginning."""
-        recorded = replace(self._continued.recorded, start=None)
-        return self._trial(replace(self._continued, rows=rows, recorded=recorded))
+    def _placed(self, rows: Column) -> Trial | None:
+        """Simulate requests of other pools or streams, all anew; None: that alone helps."""
+        begun = self._continued
+        fresh = replace(begun, recorded=replace(begun.recorded, start=None))
+        if begun.recorded.start is not None and not self._trial(fresh).is_refuted:
+            return None
+        return self._trial(replace(fresh, rows=rows))
 
     def fitting_bytes(self) -> int | None:
         """Return what the line may request at most, with a smaller input; None: unknown.
@@ -179,7 +189,10 @@ class SimulatedOom:
         before, after = done.allocated_bytes[[begun.failing - 1, (begun.ends or [0])[-1] - 1]]
         grows = begun.like == "" and after > before
         # Without its start, older blocks are not in the segments that the recording had.
-        has_start = requests.start is self._recording.requests.start
+        start = self._recording.requests.start
+        has_start = requests.start is start and not (
+            start and not begins_as_recorded(requests, rules)
+        )
         return Trial(
             name=name,
             settings=settings,

@@ -225,8 +225,7 @@ class TracerOptions:
         '`"all"`. Empty: rank 0. A process without a rank always writes these.',
     )
     all_ranks: Option[bool, bool] = Option(
-        *(False, "1|0", form.parse_bool, form.check_bool),
-        '`True`: the same as `ranks="all"`.',
+        *(False, "1|0", form.parse_bool, form.check_bool), '`True`: the same as `ranks="all"`.'
     )
     role: Option[str | None, str | None] = Option(
         *(None, "NAME", str, form.check_role),

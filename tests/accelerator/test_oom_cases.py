@@ -80,7 +80,7 @@ CASES = {
     "search_that_keeps_all": Case(
         (EXHAUSTED,), "trials[…]", "of models and optimizers: drop those that are not used any more"
     ),
-    "teacher_with_gradients": Case((EXHAUSTED,), "", "call GPT#2 under torch.no_grad()"),
+    "teacher_with_gradients": Case((EXHAUSTED,), "", "call GPT#2.requires_grad_(False)"),
     "adamw_first_step": Case((EXHAUSTED,), "", "an 8-bit or sharded optimizer saves"),
     "shared_card_with_a_limit": Case((LIMIT,), "", "set_per_process_memory_fraction. Sim"),
     "neighbour_on_the_card": Case(

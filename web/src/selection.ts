@@ -138,7 +138,7 @@ export function fromHash(hash: string): State {
   }
   for (const key of ["range", "zoom", "bytes"] as const) {
     const [first, last] = (read.get(key) ?? "").split("-").map(whole);
-    if (first != null && last != null && first <= last) state[key] = [first, last];
+    if (first != null && last != null && first <= last - Number(key === "bytes")) state[key] = [first, last];
   }
   state.axis = AXES.find((name) => name === read.get("axis")) ?? START.axis;
   const colour = COLOURS.find((name) => name === read.get("colour"));

@@ -113,9 +113,7 @@ _FALSIFIES = {
 OptionValues = tuple[str, str | None, str | None]
 
 
-def option_changes(
-    pairs: Iterable[tuple[SnapshotSummary, SnapshotSummary]],
-) -> list[OptionChange]:
+def option_changes(pairs: Iterable[tuple[SnapshotSummary, SnapshotSummary]]) -> list[OptionChange]:
     """Return what differs between each two files, first what falsifies their comparison."""
     pairs = list(pairs)
     found = Counter(values for pair in pairs for values in _of_pair(*pair))

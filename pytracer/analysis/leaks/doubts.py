@@ -6,6 +6,9 @@ from pytracer.analysis.leaks.growth import Lives, Observation, theil_sen
 from pytracer.reading.snapshot import Column
 from pytracer.text import size
 
+_CERTAIN = 16
+"""How many times longer than before its only fall memory has grown since, if it surely leaks."""
+
 _LEAST_STAYING = 0.1
 """How much stayed when memory fell, in parts of what was released, if that was of another list."""
 
@@ -67,7 +70,7 @@ class Doubts:
         return "recent steps hold more than earlier ones, as with a cache that is pruned"
 
     def may_be_cleared(self, level: Column) -> str:
-        """Return a doubt if memory fell once: nobody knows how long the next epoch or text is."""
+        """Return a doubt if memory fell: nobody knows how long the next epoch or text is."""
         most = int((np.maximum.accumulate(level) - level).max(initial=0))
         falls = np.flatnonzero(-np.diff(level) > most / 2) + 1
         if not len(falls):
@@ -76,7 +79,8 @@ class Doubts:
         grown, before = int(last[-1] - last[0]), int(last.min() - level.min())
         rises = np.count_nonzero(np.diff(level[: falls[-1]]) > 0)
         # What had grown before stayed, so that it is of another list; or nothing had grown.
-        if before > _LEAST_STAYING * most or rises < 2:
+        is_certain = len(falls) == 1 and grown >= _CERTAIN * most
+        if is_certain or before > _LEAST_STAYING * most or rises < 2:
             return ""
         often = "once, by" if len(falls) == 1 else f"{len(falls)} times, by up to"
         return (

@@ -94,7 +94,7 @@ def avoidable(held: Blocks) -> list[str]:
         name = model.removesuffix(_NO_OPTIMIZER)
         untrained.pop(name, 0)
         text = f"No optimizer has the parameters of {name}, and only their gradients need {{}} of "
-        text += f"activations: call {name} under torch.no_grad(), if none is to train it."
+        text += f"activations: call {name}.requires_grad_(False), if nothing is to train it."
         found.append((saved, text))
     for model, saved in untrained.items():
         text = f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) "

@@ -227,8 +227,8 @@ class Facts:
 
 def proofs_of(
     oom: OutOfMemory, held: Blocks, of_streams: StreamMemory | None, simulation: Simulation | None
-) -> Iterator[tuple[str, Trial]]:
-    """Yield the kinds of verdicts, and what would have happened without these reasons."""
+) -> Iterator[tuple[str, Trial | None]]:
+    """Yield the kinds of verdicts, and what would have happened without these reasons, if known."""
     if simulation is None:
         return
     for kind, is_holder in ((GARBAGE, is_garbage), (EXCEPTION, is_of_failure(held.data))):
@@ -479,7 +479,7 @@ def _use_text(facts: Facts) -> str:
     if wanted > total:
         text += f": at least {size(wanted - total)} are missing"
     elif facts.sample.free_bytes:
-        text += f"; {size(facts.sample.free_bytes)} were free but fragmented"
+        text += f"; {size(facts.sample.free_bytes)} were free in pieces"
     more = "The program's later needs are unknown."
     if facts.joined is not None and facts.joined.again and wanted <= total:
         more = facts.joined.failure()
@@ -635,8 +635,7 @@ def _of_others(facts: Facts, *, is_exhausted: bool) -> Iterator[Verdict]:
     elif own > USUAL_CONTEXT_BYTES or not others:
         parts.append(f"this process's context and libraries hold {size(own)} outside the allocator")
     yield Verdict(
-        OTHERS,
-        f"{', and '.join(parts)}. Without this memory, {_asked(facts)} would have fitted.",
+        OTHERS, f"{', and '.join(parts)}. Without this memory, {_asked(facts)} would have fitted."
     )
 
 
@@ -684,9 +683,7 @@ def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
     oom, pool = facts.oom, facts.oom.other_pool
     # Other segments of a pool cannot be given back, and have their free memory in pieces.
     if pool is None or not helps(
-        facts,
-        oom.segment_bytes <= oom.available_bytes + pool.all_bytes,
-        *(OTHER_POOL, SHARED_POOL),
+        facts, oom.segment_bytes <= oom.available_bytes + pool.all_bytes, *(OTHER_POOL, SHARED_POOL)
     ):
         return
     by = "" if pool.call_site is None else f", which {call_site_text(pool.call_site)} filled"

@@ -116,10 +116,10 @@ class Simulation(Protocol):
     def without_other_pools(self) -> Trial:
         """Simulate that other pools are given up just before the allocation that failed."""
 
-    def in_one_pool(self) -> Trial:
+    def in_one_pool(self) -> Trial | None:
         """Simulate that private pools are that of the allocation that failed; or else are one."""
 
-    def on_same_streams(self, *, in_turn: bool) -> Trial:
+    def on_same_streams(self, *, in_turn: bool) -> Trial | None:
         """Simulate that each step uses the same streams, or one for all that it uses in turn."""
 
     def fitting_bytes(self) -> int | None:

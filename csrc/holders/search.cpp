@@ -164,7 +164,7 @@ class Search {
     auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
     const bool is_array = type == array_type_;
     const bool is_dict = PyDict_CheckExact(object) && !PyObject_GC_IsTracked(object);
-    if (type == capsule_type_ || type == future_types_[0] || type == future_types_[1]) note_opaque(object);
+    if (PyCapsule_CheckExact(object) || type == future_types_[0] || type == future_types_[1]) note_opaque(object);
     if (array_type_ == nullptr || (!is_array && !is_dict) || !unlisted_.insert(object).second) return;
     PyObject* const asked = std::exchange(asked_, object);
     const size_t asked_number = std::exchange(asked_number_, kNone);
@@ -378,7 +378,6 @@ class Search {
   const ThreadClock clock_;
   const size_t most_nodes_;
   size_t first_holder_ = 0;  // of the nodes: those before it are targets
-  PyObject* const capsule_type_ = reinterpret_cast<PyObject*>(&PyCapsule_Type);
   PyObject* const future_types_[2];
   std::unordered_map<size_t, std::string> cycles_;  // by node
   std::vector<size_t> opaque_;                      // the nodes of objects whose values only C++ sees

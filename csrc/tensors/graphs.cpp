@@ -12,10 +12,6 @@ namespace {
 
 constexpr const char* kRaw = "_raw_saved_";
 
-py::object attribute_of(PyObject* object, const char* name) {
-  return stolen(PyObject_GetAttrString(object, name));
-}
-
 }  // namespace
 
 void Graphs::read(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions,

@@ -63,8 +63,11 @@ class KeptSearch {
     for (PyObject* reference : options_.roots) {
       if (PyObject* const root = referent(reference)) targets_.push_back(root);
     }
-    const FoundHolders found =
-        find_holders(targets_, objects.all, frames, exceptions, options_.folders, options_.search);
+    // Reading nodes makes dicts of their attributes, in newer Pythons.
+    std::vector<PyObject*> later;
+    if (options_.reads_graphs && PY_VERSION_HEX >= 0x030d0000) later = ObjectsNow({}).all;
+    const FoundHolders found = find_holders(targets_, later.empty() ? objects.all : later, frames, exceptions,
+                                            options_.folders, options_.search);
     for (size_t i = first_root; i < targets_.size(); ++i) {
       kept_.roots[reinterpret_cast<uintptr_t>(targets_[i])] = found.texts[i];
     }

@@ -8,11 +8,6 @@ namespace pytracer {
 
 namespace {
 
-py::object attribute_or_none(const py::object& object, const char* name) {
-  py::object found = stolen(PyObject_GetAttrString(object.ptr(), name));
-  return found ? found : py::none();
-}
-
 constexpr const char* kFlatten = "__tensor_flatten__";
 
 // Borrowed; null: there is none. No metaclass is asked.
@@ -42,6 +37,8 @@ py::object stolen(PyObject* object) {
   return py::reinterpret_steal<py::object>(object);
 }
 
+py::object attribute_of(PyObject* object, const char* name) { return stolen(PyObject_GetAttrString(object, name)); }
+
 py::object attributes_of(PyObject* object) { return stolen(PyObject_GenericGetDict(object, nullptr)); }
 
 bool to_number(const py::object& value, uint64_t& number) {
@@ -53,7 +50,7 @@ bool to_number(const py::object& value, uint64_t& number) {
 TensorReader::TensorReader(const py::object& torch)
     : tensor_class_(torch.attr("Tensor")), strided_(torch.attr("strided")),
       sparse_(torch.attr("sparse_coo")),
-      storage_uses_(attribute_or_none(torch.attr("_C"), "_storage_Use_Count")),
+      storage_uses_(attribute_of(torch.attr("_C").ptr(), "_storage_Use_Count")),
       type_(reinterpret_cast<PyTypeObject*>(tensor_class_.ptr())) {
   if (!PyType_Check(tensor_class_.ptr())) throw py::type_error("torch.Tensor is not a class");
   layout_ = attribute("layout");
@@ -218,13 +215,13 @@ TensorReader::Result TensorReader::read_sparse(PyObject* tensor, std::vector<Ten
 }
 
 bool TensorReader::are_all_of_storage(const std::vector<PyObject*>& tensors) {
-  if (storage_uses_.is_none() || !use_count_.descriptor) return false;
+  if (!storage_uses_ || !use_count_.descriptor) return false;
   const py::object kept = storage(tensors.front());  // one more use
   constexpr Py_ssize_t kOurs = 2;  // references: of this variable, and of torch
   if (!kept || Py_REFCNT(kept.ptr()) > kOurs) return false;
-  const py::object address = attribute_or_none(kept, "_cdata");
+  const py::object address = attribute_of(kept.ptr(), "_cdata");
   uint64_t uses = 0;
-  if (!to_number(stolen(PyObject_CallOneArg(storage_uses_.ptr(), address.ptr())), uses)) return false;
+  if (!address || !to_number(stolen(PyObject_CallOneArg(storage_uses_.ptr(), address.ptr())), uses)) return false;
   if (uses != tensors.size() + 1) return false;
   for (PyObject* each : tensors) {
     if (!to_number(get(use_count_, each), uses) || uses != 1) return false;

@@ -91,6 +91,9 @@ class TensorReader {
   std::unordered_map<PyTypeObject*, std::set<std::string>> part_names_;
 };
 
+// An attribute of an object of torch; null: it has none.
+py::object attribute_of(PyObject* object, const char* name);
+
 // The dict of an object's attributes; null: it has none.
 py::object attributes_of(PyObject* object);
 

@@ -204,12 +204,13 @@ def test_another_process_may_have_memory_that_no_tensor_has(tmp_path: Path) -> N
         # WHEN a future has another tensor, or autocast has a cache, THEN these are likely keepers
         futures = [torch.futures.Future()]
         futures[0].set_result(torch.ones(1))
-        here = "test_another_process_may_have_memory_that_no_tensor_has()"
-        assert holder() == f"no Python tensor, perhaps futures[…] (inside a Future) of {here}"
+        assert holder().startswith("no Python tensor, perhaps futures[…] (inside a Future) of test")
         futures.clear()
         with torch.autocast("cpu", torch.bfloat16):
             torch.set_autocast_enabled("cpu", False)  # as while an operator runs
-            assert holder() == "no Python tensor, perhaps autocast's cache"
+            # From Python 3.14 on, no object tells that a region is active.
+            is_old = sys.version_info < (3, 14)
+            assert holder() == "no Python tensor" + ", perhaps autocast's cache" * is_old
         # WHEN torch.multiprocessing has given a handle of memory, THEN nothing is sure any more
         sent = torch.ones(10).untyped_storage()
         handle = b"a handle of CUDA"

@@ -122,10 +122,14 @@ class HoldersNow:
 
 
 def _allocated_bytes(torch: Any, devices: Collection[int]) -> dict[int, int]:
-    """Return how many bytes accelerators have allocated, as torch counts them; {}: it does not."""
+    """Return how many bytes GPUs have allocated, as torch counts them; {}: nobody may ask.
+
+    torch_npu ends the process if it is asked for those of a pluggable allocator.
+    """
     with contextlib.suppress(Exception):  # torch is not initialised, or is another one
-        ask = (torch.npu if "torch_npu" in sys.modules else torch.cuda).memory_stats
-        return {each: ask(each)["requested_bytes.all.current"] for each in devices if each >= 0}
+        if "torch_npu" not in sys.modules:
+            stats = {each: torch.cuda.memory_stats(each) for each in devices if each >= 0}
+            return {each: found["requested_bytes.all.current"] for each, found in stats.items()}
     return {}
 
 

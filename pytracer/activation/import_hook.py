@@ -80,10 +80,7 @@ class _Finder:
         self._searching: set[str] = set()
 
     def find_spec(
-        self,
-        name: str,
-        path: "Sequence[str] | None" = None,
-        target: "ModuleType | None" = None,
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         is_wanted = name in _WATCHED or name in _followers
         if not is_wanted or name in self._searching:

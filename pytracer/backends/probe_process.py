@@ -24,11 +24,7 @@ PASSED = "the hook passed its probe"
 
 
 def probe_in_child(
-    backend: str,
-    hook: Path,
-    *,
-    python: Sequence[str] = (),
-    timeout_s: float = PROBE_SECONDS,
+    backend: str, hook: Path, *, python: Sequence[str] = (), timeout_s: float = PROBE_SECONDS
 ) -> None:
     """Try a hook in a child process of this interpreter: attach it, allocate and free.
 

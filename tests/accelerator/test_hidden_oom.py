@@ -118,7 +118,7 @@ def test_a_library_that_got_no_memory(device: ModuleType, tmp_path: Path) -> Non
         train()
     # THEN the file of an out-of-memory names the library's error and its line
     (file,) = tmp_path.glob("oom_*/*.pickle")
-    (found,) = explain(load(file))
+    found, *_ = explain(load(file))
     (asked,) = answer_of(found).texts("asked")
     line = train.__code__.co_firstlineno + 3
     assert asked == f"by a library: {error} at {__file__}:{line}"

@@ -64,7 +64,7 @@ def test_a_ring_that_lost_the_beginning(
     # THEN the verdict is the same
     assert device.verdict == ("leak" if case in leak_cases.LEAKS else "none")
     if case in leak_cases.LEAKS:
-        assert device.growths[0].is_older
+        assert device.growths[0].is_older or (device.growths[0].first_step or 0) < device.first
 
 
 PROGRAMS = ["concatenated_predictions", "parameter_groups", "deque_that_fills"]

@@ -167,12 +167,12 @@ REMEDIES = {
     "cached_pool": (
         OTHER_POOL,
         "1.953 GiB are free in the memory pool (0, 1), which accelerator/oom_programs.py:",
-        "Let all lines allocate in the same pool and on one stream",
+        "Drop the graphs or MemPools of other pools before this line",
     ),
     "workspaces_of_streams": (
         STREAMS,
         "streams that the program used one after the other, most of it for accelerator/oom_",
-        "Make streams once, and use the same ones in each step.",
+        "Make a stream once, and use it again.",
     ),
 }
 """The programs that pass if they do what pytracer says: the kind, a part of the verdict's text, and

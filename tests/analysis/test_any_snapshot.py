@@ -192,7 +192,7 @@ def test_most_commands_have_a_result(tmp_path: Path) -> None:
     # GIVEN distorted files, THEN each command has a result for many of them
     files = amount(40, 100)
     counts = count_results(random.Random("results"), files, tmp_path)
-    assert len(counts) == 26
+    assert len(counts) == 25
     assert counts.pop("stacks at oom") >= files / 20  # most files of accelerators have one
     # Only some of the files are of an accelerator.
     for name in ("recommend", "recommend --set", "show --fragmentation"):

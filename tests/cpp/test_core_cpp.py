@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 # The first two sanitizers can be in one program; the thread sanitizer cannot be with others.
 # Without a sanitizer, the code is optimised as in the package.
 PLAIN = pytest.param("", id="optimised", marks=pytest.mark.long)
+AFTER_OTHERS = "the_phases_of_a_thread_that_ended_are_over"
 
 
 @pytest.mark.slow
@@ -37,8 +39,10 @@ def test_core_on_aarch64(tmp_path: Path) -> None:
     # WHEN the C++ tests run in their short form, THEN all pass
     options = ("-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_CXX_COMPILER={compiler}")
     tests = built("core_tests", "", "cpp-aarch64", *options)
-    output = run(emulator, "-L", "/usr/aarch64-linux-gnu", "-E", "LONG_TESTS=0", str(tests))
-    assert passed(output) >= 20
+    # Each alone: after many threads, the emulator does not end a fork. One needs those before it.
+    emulated = emulator, "-L", "/usr/aarch64-linux-gnu", "-E", "LONG_TESTS=0", str(tests)
+    for name in {*re.findall(r"^\w+$", run(str(built("core_tests", ""))), re.M)} - {AFTER_OTHERS}:
+        assert passed(run(*emulated, name)) == 1
     # AND the hooks compile
     for backend in ("cpu", "cuda", AUTOGRAD, HOST):
         HookCompiler().compile([compiler], backend, tmp_path / "hook.so", ["-fsyntax-only"])

@@ -107,7 +107,7 @@ class _Evil:
 
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     tools.packages("mcp")
-    for folders, error in (([], "name at least one folder"), ([tmp_path / "x"], "is no folder")):
+    for folders, error in (([], "name at least one folder"), ([tmp_path / "x"], "is not a folder")):
         done = processes.run_python("-m", "pytracer.integrations.mcp", *folders, cwd=tmp_path)
         assert done.returncode == 1
         assert error in done.stderr

@@ -157,11 +157,7 @@ def test_overlapping_sessions_record_the_same_as_alone(tmp_path: Path) -> None:
         with_context(Tracer(device="cpu", trace_alloc_max_entries=50), "alloc") as session,
         Tracer(folders["together"], **options) as windows,
     ):
-        run_job(
-            steps,
-            session=clearing(session, "together"),
-            windows=lambda step: windows.step(),
-        )
+        run_job(steps, session=clearing(session, "together"), windows=lambda step: windows.step())
 
     # THEN each has the same events
     def without_this_test(events: Events) -> Events:

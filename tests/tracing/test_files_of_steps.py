@@ -41,10 +41,7 @@ def test_windows_never_mix(tmp_path: Path) -> None:
 
     run_tracer = Tracer(device="cpu", trace_alloc_max_entries=entries)
     windows = Tracer(
-        tmp_path,
-        device="cpu",
-        steps=range(1, count + 1),
-        trace_alloc_max_entries=entries,
+        tmp_path, device="cpu", steps=range(1, count + 1), trace_alloc_max_entries=entries
     )
     threads = [threading.Thread(target=churn, args=(seed,)) for seed in (1, 2, 3)]
     with run_tracer, windows:
@@ -244,17 +241,10 @@ def test_a_restarted_tracer_counts_from_1_and_overwrites_nothing(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [
-        ({}, {"", "0"}),
-        ({"ranks": [1]}, {"", "1"}),
-        ({"all_ranks": True}, {"", "0", "1"}),
-    ],
+    [({}, {"", "0"}), ({"ranks": [1]}, {"", "1"}), ({"all_ranks": True}, {"", "0", "1"})],
 )
 def test_ranks_that_write_steps(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    expected: set[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: set[str]
 ) -> None:
     for rank in ("", "0", "1"):
         monkeypatch.setenv("RANK", rank)

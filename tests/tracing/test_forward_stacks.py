@@ -72,10 +72,7 @@ def test_forward_stacks_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compare_with_anomaly_mode(
-    name: str,
-    model: Callable[[str], None],
-    least_exact: float,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, model: Callable[[str], None], least_exact: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a program whose backward pass shows which node each of its operators runs in
     markers = Markers()

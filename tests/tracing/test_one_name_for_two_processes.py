@@ -52,11 +52,7 @@ def test_files_of_steps() -> None:
         torch.empty(1000)
         tracer.step()
     # THEN its file stays
-    assert names() == {
-        "run.step1.pickle",
-        f"run.pid{os.getpid()}.step1.pickle",
-        "run.step2.pickle",
-    }
+    assert names() == {"run.step1.pickle", f"run.pid{os.getpid()}.step1.pickle", "run.step2.pickle"}
 
 
 @pytest.mark.parametrize("by", [".", "a link"])

@@ -29,9 +29,7 @@ def test_the_note_of_an_exception(tmp_path: Path) -> None:
     assert text_of(torch.OutOfMemoryError(message)) == message
 
 
-def test_each_line_names_the_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_line_names_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_one_of_several, name in ((True, "rank 3: "), (False, "")):
         rank = SimpleNamespace(rank=3, is_one_of_several=is_one_of_several)
         monkeypatch.setattr(oom_answer.ranks, "current", lambda rank=rank: rank)

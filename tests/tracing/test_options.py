@@ -198,10 +198,7 @@ def test_a_bad_variable_is_reported_and_not_raised(
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"steps": [1], "schedule": CyclicSchedule(1)}, r"steps=\(1,\) and schedule=.+ both select"),
     ({"steps": [], "schedule": CyclicSchedule(1)}, r"steps=\(\) and schedule=.+ both select"),
-    (
-        {"memory_snapshot_num_steps": 2},
-        "=2 has no effect without `steps`: give",
-    ),
+    ({"memory_snapshot_num_steps": 2}, "=2 has no effect without `steps`: give"),
     ({"memory_snapshot_num_steps": 2, "schedule": CyclicSchedule(1)}, "leave it out: a schedule"),
     ({"discrete": True}, "discrete=True needs selected steps, .*: give `steps` or `schedule`"),
     ({"discrete": ["a"], "steps": []}, r"discrete=\('a',\) needs selected steps, .*: give `steps`"),

@@ -342,7 +342,7 @@ export function drawLanes(
     context.fillStyle = fill;
     context.fillRect(left, row * LANE, Math.max(0.5, right - left - 1), LANE - 1);
     if (labels.width(text) <= right - left) labels.place(text, ink().text, [[left, row * LANE]]);
-    else if (row < first || right - left > 3) narrow.push([text, left, row * LANE]);
+    else narrow.push([text, left, row * LANE]);
   };
   for (const [i, [step, begin]] of device.steps.entries()) {
     const end = device.steps[i + 1]?.[1] ?? device.events.count;

@@ -39,7 +39,6 @@ _MOST_SLOTS = 2048  # of more steps, several consecutive ones are one slot
 
 _MOST_SURVIVED = 256  # far fewer than steps whose blocks are told apart (`Blocks.birth_step`)
 
-_MANY_BLOCKS = 32  # a program that only allocates some large blocks does not grow
 _LEAST_OF_PEAK = 0.5
 _LEAST_CHURN = 2  # so many times the growth was allocated: what only loads a model frees little
 
@@ -179,9 +178,9 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
         begins = np.flatnonzero((places[1:] == MODULE) & (places[:-1] != MODULE))
         passes = np.flatnonzero(trace.action == ALLOC)[begins]
         is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
-        # Without modules there is no pass: what keeps more and more blocks is to be named.
-        is_many = growth.blocks >= _MANY_BLOCKS and tells_where(growth.kept_by)
-        is_busy |= is_many and not (places == MODULE).any()
+        # Without modules there is no pass: what has kept more since the beginning is to be named.
+        is_whole = int(data.history.usage.allocated_bytes[0]) == 0 and tells_where(growth.kept_by)
+        is_busy |= is_whole and not (places == MODULE).any()
         is_busy &= growth.kind == "kept"
     else:
         churn = int(trace.size_bytes[trace.action == ALLOC].sum())

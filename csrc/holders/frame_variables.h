@@ -38,10 +38,6 @@ inline int temporary_count(PythonFrame* frame) noexcept {
 inline int most_temporaries(PythonFrame* frame) noexcept {
   return PY_VERSION_HEX >= 0x030e0000 ? temporary_count(frame) : code_object(frame)->co_stacksize;
 }
-inline PyObject* global_variables(PythonFrame* frame) noexcept { return frame->f_globals; }
-inline PyObject* names_of_variables(PyCodeObject* code) noexcept {
-  return code->co_localsplusnames;
-}
 inline PythonFrame* frame_of_object(PyObject* frame) noexcept {
   return reinterpret_cast<PyFrameObject*>(frame)->f_frame;
 }
@@ -55,6 +51,5 @@ inline PythonFrame* frame_of_generator(PyObject* generator) noexcept {
 inline bool is_executing(PyObject* generator) noexcept {
   return reinterpret_cast<PyGenObject*>(generator)->gi_frame_state == FRAME_EXECUTING;
 }
-inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_qualname; }
 
 }  // namespace pytracer

@@ -150,13 +150,10 @@ std::string class_name(PyTypeObject* type) {
 }
 
 std::string variable_name(PyCodeObject* code, int slot) {
-  PyObject* const names = names_of_variables(code);
-  return names ? text_of(PyTuple_GET_ITEM(names, slot)) : "?";
+  return text_of(PyTuple_GET_ITEM(code->co_localsplusnames, slot));
 }
 
-std::string function_name(PyCodeObject* code) {
-  return text_of(qualified_name(code), 100);
-}
+std::string function_name(PyCodeObject* code) { return text_of(code->co_qualname, 100); }
 
 int variable_of(PythonFrame* frame, PyObject* held) {
   const int count = variable_count(frame);

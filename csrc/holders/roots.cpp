@@ -89,7 +89,7 @@ void Roots::add_frame(PythonFrame* frame, bool is_named) {
     const Kind kind = slot < count ? Kind::variable : Kind::temporary;
     add(value_at(frame, slot), {is_named ? kind : Kind::unnamed, slot, code, is_counted(frame, slot)});
   }
-  PyObject* const globals = global_variables(frame);
+  PyObject* const globals = frame->f_globals;
   if (globals != nullptr && PyDict_Check(globals)) {
     add(globals, {Kind::module, 0, nullptr, 0});
   }

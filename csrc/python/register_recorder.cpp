@@ -51,8 +51,7 @@ void call_when_seen(const py::object& code, const py::object& call) {
       PyObject* const result = PyObject_CallNoArgs(g_call);
       Py_XDECREF(result);
       return result != nullptr ? 0 : -1;  // an interrupt of the user
-    },
-        nullptr);
+    }, nullptr);
   });
 }
 

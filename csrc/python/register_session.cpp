@@ -193,13 +193,10 @@ void register_session(py::module_& core) {
         }
         return devices;
       })
-      .def("view", [](const BoxReader& box, uint32_t stack_depth, uint8_t context, bool forward_stacks,
-             bool is_same_boot) {
-            return outside_gil([&] {
-              return restored_view(
-                  box, {stack_depth, static_cast<Context>(context), forward_stacks, is_same_boot});
-            });
-          }, py::arg("stack_depth"), py::arg("context"), py::arg("forward_stacks"), py::arg("is_same_boot"));
+      .def("view", [](const BoxReader& box, uint32_t depth, uint8_t context, bool forward_stacks, bool is_same_boot) {
+        return outside_gil(
+            [&] { return restored_view(box, {depth, static_cast<Context>(context), forward_stacks, is_same_boot}); });
+      }, py::arg("stack_depth"), py::arg("context"), py::arg("forward_stacks"), py::arg("is_same_boot"));
 }
 
 }  // namespace pytracer

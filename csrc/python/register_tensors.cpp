@@ -69,8 +69,8 @@ py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& 
                       const std::map<StorageBegin, std::string>& models) {
   std::map<int, std::vector<LiveBlock>> live;
   if (session != nullptr) live = outside_gil([&] { return session->live_blocks(); });
-  KeptOptions options{{}, models, devices, session != nullptr, {}, false, {nodes, graph_seconds}, tensors, looked, has_hidden,
-                      {seconds}, {hidden, unnamed}, {}, kinds[0].ptr(), kinds[1].ptr(), kinds[2].ptr()};
+  KeptOptions options{{}, models, devices, session != nullptr, {}, false, {nodes, graph_seconds}, tensors, looked,
+                      has_hidden, {seconds}, {hidden, unnamed}, {}, kinds[0].ptr(), kinds[1].ptr(), kinds[2].ptr()};
   for (const int device : devices) {
     uint64_t bytes = 0;
     for (const LiveBlock& each : live[device]) {

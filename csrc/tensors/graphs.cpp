@@ -19,8 +19,9 @@ void Graphs::read(const std::vector<PyObject*>& tensors, const std::vector<PyObj
   waiting_.emplace_back(current_, 0);
   for (PyObject* each : functions) waiting_.emplace_back(py::reinterpret_borrow<py::object>(each), 0);
   for (PyObject* each : tensors) begin(each);  // their nodes come first, because they tell what keeps a node
+  has_untrained_ = !models.empty();
   walk();
-  if (is_complete && !models.empty()) name_untrained(models);
+  if (is_complete && has_untrained_) name_untrained(models);
   for (PyObject* each : checkpoints) read_checkpoint(each);
   for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
   for (auto& [tensor, graph] : graph_of) graph = first_of(graph);
@@ -71,10 +72,10 @@ bool Graphs::follow(const py::object& node, uintptr_t kept_by) {
     PyObject* const pair = PyTuple_GET_ITEM(next.ptr(), i);
     if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) > 0) {
       waiting_.emplace_back(py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(pair, 0)), kept_by);
-      users_[PyTuple_GET_ITEM(pair, 0)].push_back(node.ptr());
+      if (has_untrained_) users_[PyTuple_GET_ITEM(pair, 0)].push_back(node.ptr());
     }
   }
-  if (!has_next && std::string(short_class_name(Py_TYPE(node.ptr()))) == "AccumulateGrad") {
+  if (has_untrained_ && !has_next && std::string(short_class_name(Py_TYPE(node.ptr()))) == "AccumulateGrad") {
     std::vector<TensorMemory> parts;
     if (const py::object leaf = attribute_of(node.ptr(), "variable")) tensors_.read(leaf.ptr(), parts);
     // What cannot be read, or has several parts, may be trained.
@@ -109,8 +110,11 @@ void Graphs::name_untrained(const std::map<StorageBegin, std::string>& models) {
   }
   for (Saved& each : saved) {
     const std::string* const model = leads_to[each.node];
-    if (model == nullptr) each.node = nullptr;
-    if (model != nullptr) each.name += " of " + *model + " without an optimizer";
+    if (model == nullptr) {
+      each.node = nullptr;
+    } else {
+      each.name += " of " + *model + " without an optimizer";
+    }
   }
   std::stable_partition(saved.begin(), saved.end(), [](const Saved& each) { return each.node == nullptr; });
 }

@@ -76,6 +76,7 @@ class Graphs {
   std::vector<std::pair<py::object, uintptr_t>> waiting_;
   std::unordered_map<PyObject*, uintptr_t> made_by_;    // tensors by nodes
   std::unordered_map<PyObject*, Seen> seen_;
+  bool has_untrained_ = false;  // whether there are parameters that no optimizer has; else the next two are empty
   std::unordered_map<PyObject*, std::vector<PyObject*>> users_;  // the nodes that lead to a node
   std::unordered_map<PyObject*, StorageBegin> leaves_;           // the nodes of parameters
   std::unordered_map<uintptr_t, uintptr_t> joined_;     // connected graphs of one tensor each

@@ -171,9 +171,7 @@ def text_lines(
 
 # The most rows of each line of an answer that is still too long: what decided and what to do stay.
 _FEWEST = {"file": 1, "asked": 2, "free": 2, "held": 2, "lines": 2}
-_FEWER_ROWS: tuple[dict[str, int], ...] = (
-    *({}, {"held": 3, "lines": 3}, _FEWEST, {**_FEWEST, "why": 3}),
-)
+_FEWER_ROWS: list[dict[str, int]] = [{}, {"held": 3, "lines": 3}, _FEWEST, {**_FEWEST, "why": 3}]
 
 
 def _kind(line: Line) -> str:

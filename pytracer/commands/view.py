@@ -170,8 +170,9 @@ def _page_of_files(
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
     path, verdict = Path(summaries[0].file.path), verdict_of(summaries[0].file)
     name = f"{path.parent.name}/{path.name}".lstrip("/")
-    why = "leaks" if verdict.is_leak else "holds the most memory"
-    why = "ran out of memory first" if summaries[0].ooms else why
+    why = "ran out of memory first"
+    if not summaries[0].ooms:
+        why = "leaks" if verdict.is_leak else "holds the most memory"
     left_out.insert(0, f"Shown of {number(len(summaries), 'file')}: {name}, which {why}.")
     return Page(title, verdict, summaries, content, left_out), failed
 

@@ -190,8 +190,8 @@ class SimulatedOom:
         grows = begun.like == "" and after > before
         # Without its start, older blocks are not in the segments that the recording had.
         start = self._recording.requests.start
-        has_start = requests.start is start and not (
-            start and not begins_as_recorded(requests, rules)
+        has_start = requests.start is start and (
+            start is None or begins_as_recorded(requests, rules)
         )
         return Trial(
             name=name,

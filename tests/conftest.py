@@ -72,6 +72,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     on_accelerator = config.getoption("--device") != "cpu"
     if folder == "reliability" and config.getoption("--device") != "npu":
         return None  # each attack selects the device that it needs, and none an NPU
+    if folder == "corpus":
+        return None
     if folder == "devices":
         return None if on_accelerator and simulated.active() else True
     return None if (folder == "accelerator") == on_accelerator else True

@@ -1,7 +1,7 @@
 """Test docs/skill/SKILL.md: its commands lead from five planted out-of-memory errors to the fix.
 
 The test does what the page tells an agent to do. The oracle is how each program was made
-(oom_cases.py), and that it passes with the fix.
+(tests/corpus), and that it passes with the fix.
 """
 
 import json
@@ -16,7 +16,6 @@ from commands import invoke
 
 SKILL = Path(__file__).parents[2] / "docs/skill/SKILL.md"
 ROW = re.compile(r"^ *\| ([^|`]+) \| `pytracer ([^`]+)` \| `(\w+)", re.MULTILINE)
-PROGRAM = Path(__file__).parent / "oom_cases.py"
 EXPANDS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 # By program: a part of the advice, a part of what looking further finds, and the fix.
@@ -32,10 +31,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]
 
 
 def record(folder: Path, name: str, output: str, **more: str) -> int:
-    env = processes.environment(
-        PYTRACER="1", PYTRACER_OUTPUT=output, SIMULATED_CAPACITY_MB="2048", **more
-    )
-    return processes.run_python(PROGRAM, name, cwd=folder, env=env).returncode
+    variables = {"PYTRACER_OUTPUT": output, "SIMULATED_CAPACITY_MB": "2048", "DEVICE": "cuda", **more}
+    env = processes.environment(PYTRACER="1", **variables)
+    return processes.run_python("-m", "corpus", name, cwd=folder, env=env).returncode
 
 
 def ask(command: str) -> Any:

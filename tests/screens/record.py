@@ -28,7 +28,7 @@ EXIT = "outputs/profile/exit/*.pickle"
 class Program(NamedTuple):
     """A program, how it is started, and which of its files is the recording."""
 
-    script: str
+    script: str  # "corpus": the module
     arguments: tuple[str, ...]
     files: str = "recording.pickle"  # a glob; the last file by name is taken
     variables: dict[str, str] = {}  # noqa: RUF012
@@ -49,7 +49,7 @@ OUT_OF_MEMORY = (
     *("adamw_first_step", "shared_card_with_a_limit", "checkpointing_is_not_enough"),
     *("failed_cell", "validation_keeps_graphs", "two_trainings_in_threads", "fails_in_backward"),
     *("old_folds_are_garbage", "sessions_of_a_server"),
-    *("suspended_generators"),
+    "suspended_videos",
 )
 VERDICTS = (
     *("fragmented", "nearly_fits", "too_large", "library", "small_library", "other_stream"),
@@ -67,13 +67,12 @@ def programs() -> Iterator[tuple[str, Program]]:
     """Yield the name of each recording, and its program."""
     output = "recording.pickle"
     for name in LEAKS:
-        yield f"leaks/{name}", Program("helpers/leak_programs.py", (name, "cpu", output))
+        yield f"leaks/{name}", Program("corpus", (name,), EXIT, {"PYTRACER": "1"})
     for name in CASES:
         yield f"leaks/{name}_on_cuda", Program("helpers/leak_cases.py", (name, "cuda", output))
-    recorded = {"PYTRACER": "1", "SIMULATED_CAPACITY_MB": "2048"}
+    recorded = {"PYTRACER": "1", "SIMULATED_CAPACITY_MB": "2048", "DEVICE": "cuda"}
     for name in OUT_OF_MEMORY:
-        script = "accelerator/oom_cases.py"
-        yield f"oom/{name}", Program(script, (name,), OOM, recorded)
+        yield f"oom/{name}", Program("corpus", (name,), OOM, recorded)
     for name in VERDICTS:
         variables = {"OUTPUT": ".", "SIMULATED_CAPACITY_MB": "4096"}
         files = f"{name}/*/*.pickle"
@@ -96,8 +95,8 @@ def record(name: str, program: Program) -> None:
     """Run a program, and store its recording."""
     with tempfile.TemporaryDirectory() as folder:
         environment = processes.environment(**program.variables)
-        script = TESTS / program.script
-        done = processes.run_python(script, *program.arguments, cwd=Path(folder), env=environment)
+        script = ("-m", "corpus") if program.script == "corpus" else (TESTS / program.script,)
+        done = processes.run_python(*script, *program.arguments, cwd=Path(folder), env=environment)
         files = sorted(Path(folder).glob(program.files))
         if not files:
             raise SystemExit(f"{name} left no {program.files}:\n{done.stdout}{done.stderr}")

@@ -1,10 +1,6 @@
-"""Programs that keep more memory from step to step, for a known reason; see test_leak_programs.py.
+"""Programs that keep more memory from step to step, for a known reason.
 
-    python leak_programs.py NAME DEVICE OUTPUT
-
-Those of leakless_programs.py do not leak. Each is a job as people write it: its optimizer ends its
-steps, or `steps()` where it has none. The file is written after the last step, inside of the
-program. The line that leaks ends in `# LEAK`; the docstring says what keeps the memory.
+The line that leaks ends in `# LEAK`; the docstring says what keeps the memory.
 """
 
 import asyncio
@@ -14,96 +10,30 @@ import dataclasses
 import functools
 import gc
 import heapq
-import inspect
 import itertools
 import queue
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import processes
 import torch
+from corpus.truth import DEVICE, leak, steps
 from torch import nn
-
-import pytracer
-from pytracer.owners import holders
 
 WIDTH = 128
 SIZE = WIDTH * WIDTH * 4
 """The bytes of a batch, and of the weight of a layer; that of its bias are 1/128 of them."""
 LAYER = SIZE + WIDTH * 4
 
-Program = Callable[[], None]
-
-
-class Truth(NamedTuple):
-    """What is true of a program that leaks: its line, its bytes a step, and what keeps them."""
-
-    line: int
-    rate: float
-    holder: str
-
-
-PROGRAMS: dict[str, Program] = {}
-TRUTHS: dict[str, Truth] = {}
-
-
-def leak(rate: float, holder: str) -> Callable[[Program], Program]:
-    """Register a program that leaks so many bytes a step, kept by what has such a name."""
-
-    def register(program: Program) -> Program:
-        lines, first = inspect.getsourcelines(program)
-        (line,) = (first + i for i, text in enumerate(lines) if text.endswith("# LEAK\n"))
-        TRUTHS[program.__name__] = Truth(line, rate, holder)
-        PROGRAMS[program.__name__] = program
-        return program
-
-    return register
-
-
-class Run:
-    """The recording of a program; `record` sets what it needs."""
-
-    tracer: pytracer.Tracer
-    device = "cpu"
-    output = ""
-
-
-def steps(count: int = 60, *, ends_steps: bool = False) -> Iterator[int]:
-    """Yield the numbers of steps, and write the file. `ends_steps`: no optimizer does."""
-    for number in range(1, count + 1):
-        yield number
-        if ends_steps:
-            Run.tracer.step()
-    Run.tracer.dump(Run.output)
-
-
-def record(name: str, device: str, output: str) -> None:
-    """Record a program in this process, with the default options of a job."""
-    Run.device, Run.output = device, output
-    holders.MAX_SECONDS = holders.MAX_GRAPH_SECONDS = 30.0  # on a busy machine, too
-    with pytracer.Tracer(device=device, step_from="framework") as Run.tracer:
-        PROGRAMS[name]()
-
-
-def run(name: str, device: str, folder: Path) -> Path:
-    """Record a program in a process of its own; return its file."""
-    path = folder / "a.pickle"
-    done = processes.run_python(Path(__file__), name, device, path, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return path
-
 
 def new(count: int = WIDTH) -> torch.Tensor:
     """Return `count` rows of a batch; WIDTH rows have `SIZE` bytes."""
-    return torch.ones(count, WIDTH, device=Run.device)
+    return torch.ones(count, WIDTH, device=DEVICE)
 
 
 def layer() -> nn.Linear:
-    return nn.Linear(WIDTH, WIDTH).to(Run.device)
+    return nn.Linear(WIDTH, WIDTH).to(DEVICE)
 
 
 class Training:
@@ -134,7 +64,7 @@ def validation_losses() -> None:
 @leak(3 * SIZE, "total of sum_of_losses()")
 def sum_of_losses() -> None:
     """the sum of the losses, with the graphs of all steps"""
-    training, total = Training(), torch.zeros((), device=Run.device)
+    training, total = Training(), torch.zeros((), device=DEVICE)
     for _ in steps():
         training.step()
         total = total + training.loss()  # LEAK
@@ -291,7 +221,7 @@ def averaged_models() -> None:
 def trials_in_a_list() -> None:
     """the model of each step and its optimizer, which has states, in a list"""
     trials = []
-    for _ in steps(ends_steps=True):
+    for _ in steps():
         model = nn.Sequential(layer(), layer())  # LEAK
         trials.append((model, torch.optim.AdamW(model.parameters())))
         model(new()).mean().backward()
@@ -315,7 +245,7 @@ def replay_memory() -> None:
     training, memory = Training(), []
     for step in steps():
         training.step()
-        memory.append((new(), torch.full((1,), step, device=Run.device)))  # LEAK
+        memory.append((new(), torch.full((1,), step, device=DEVICE)))  # LEAK
 
 
 @leak(SIZE, "which streams[…] of suspended_generators() keeps")
@@ -384,7 +314,7 @@ def gradients_in_a_log() -> None:
 def keys_and_values_of_requests() -> None:
     """keys and values of each request, which nothing removes from the dict of requests"""
     cache: dict[int, list[torch.Tensor]] = {}
-    for request in steps(80, ends_steps=True):
+    for request in steps(80):
         cache[request] = [new(), new()]  # LEAK
 
 
@@ -546,7 +476,7 @@ def embedding_that_grows() -> None:
 @leak(2 * SIZE, "state of hidden_state()")
 def hidden_state() -> None:
     """the graph of a hidden state that is not detached"""
-    training, cell = Training(), nn.RNNCell(WIDTH, WIDTH, bias=False).to(Run.device)
+    training, cell = Training(), nn.RNNCell(WIDTH, WIDTH, bias=False).to(DEVICE)
     state = new()
     for _ in steps():
         training.step()
@@ -577,9 +507,3 @@ def dataset_in_device_memory() -> None:
     for _ in steps():
         done.get()
         training.step()
-
-
-if __name__ == "__main__":
-    import leakless_programs  # it has this module by its name, with the programs of both
-
-    leakless_programs.record(*sys.argv[1:])

@@ -1,31 +1,23 @@
-"""Programs that run out of memory for a known reason; see test_oom_cases.py.
-
-    python oom_cases.py NAME
-
-Each is a job as people write it, on a device of 2 GiB, which marks no steps. The first line of its
-docstring is the truth. With REMEDY, a program does what would help; PART divides its batches.
-"""
+"""Programs that run out of memory for a known reason, on a device of 2 GiB."""
 
 import code
 import collections
 import functools
 import gc
-import os
 import random
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from corpus.truth import DEVICE, FIXED, PART, REMEDY, truth
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 torch.backends.cudnn.enabled = False  # the simulated one has no convolutions
-DEVICE = torch.device("cuda:0")
-FIXED = "REMEDY" in os.environ
-PART = int(os.environ.get("PART", "1"))
+EXPANDS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+runs_out = functools.partial(truth, mib=2048, helped=REMEDY)
 
 
 class Block(nn.Module):
@@ -103,6 +95,11 @@ def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.zero_grad()
 
 
+@runs_out(
+    "nearly exhausted",
+    kept="trials[…]",
+    do="of models and optimizers: drop those that are not used any more",
+)
 def search_that_keeps_all() -> None:
     """Lists: a search for a learning rate keeps the model and the optimizer of each trial."""
     trials = []
@@ -117,6 +114,7 @@ def search_that_keeps_all() -> None:
             trials = [min(trials, key=lambda trial: trial[0])]
 
 
+@runs_out("nearly exhausted", do="call GPT#2.requires_grad_(False)")
 def teacher_with_gradients() -> None:
     """Gradients: those of a teacher that no optimizer steps, and its activations."""
     model, optimizer = gpt(layers=4)
@@ -128,6 +126,7 @@ def teacher_with_gradients() -> None:
         update(optimizer, loss)
 
 
+@runs_out("leak", kept="running of running_loss()", do="Look at running")
 def running_loss() -> None:
     """Leak: the running mean of a validation's loss keeps the graph of each step, in `running`."""
     model, optimizer = gpt()
@@ -159,6 +158,7 @@ class Trainer:
             self.optimizer.step()
 
 
+@runs_out("leak", kept="self.logs['grads'][…]", do="Look at self.logs['grads']")
 def trainer_logs_gradients() -> None:
     """Leak: a trainer logs the gradients of each step, in `logs`."""
     Trainer().fit(100)
@@ -167,6 +167,7 @@ def trainer_logs_gradients() -> None:
 features: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
 
 
+@runs_out("leak", kept="features[…]", do="Look at features")
 def hooks_keep_activations() -> None:
     """Leak: forward hooks keep the outputs of convolutions, in `features`."""
     model = ConvNet().to(DEVICE)
@@ -183,6 +184,7 @@ def causal_mask(length: int) -> torch.Tensor:
     return torch.ones(length, length, device=DEVICE).triu(1)
 
 
+@runs_out("leak", kept="causal_mask (inside a _lru", do="Look at causal_mask")
 def masks_in_lru_cache() -> None:
     """Leak: an lru_cache without a limit keeps a mask for each length: causal_mask."""
     model, optimizer = gpt()
@@ -192,6 +194,7 @@ def masks_in_lru_cache() -> None:
         update(optimizer, loss)
 
 
+@runs_out("leak", kept="teach.__closure__", do="Look at teach.__closure__")
 def memo_in_a_closure() -> None:
     """Leak: a decorator's closure keeps the hidden states of each batch, in `memo`."""
 
@@ -236,6 +239,7 @@ class Attention(nn.Module):
         return self.project(x) * self.bias_cache[length].mean()
 
 
+@runs_out("leak", kept="bias_cache[…]", do="bias_cache[…]")
 def module_caches_biases() -> None:
     """Leak: a module keeps a bias for each length that it has seen, in `bias_cache`."""
     model = nn.Sequential(Attention(), Attention()).to(DEVICE)
@@ -244,6 +248,7 @@ def module_caches_biases() -> None:
         update(optimizer, model(torch.randn(2, 700 + step, 64, device=DEVICE)).mean())
 
 
+@runs_out("exception", "leak", kept="failures[…] of errors_are_kept()", do="failures[…]")
 def errors_are_kept() -> None:
     """Exception or leak: `failures` keeps exceptions, whose tracebacks keep forward passes."""
     model, optimizer = gpt()
@@ -263,6 +268,9 @@ def errors_are_kept() -> None:
             failures.append(str(error) if FIXED else error)
 
 
+@runs_out(
+    "exception", kept="which the traceback of the handled exception keeps", do="outside of `except`"
+)
 def retry_with_half_a_batch() -> None:
     """Exception: the retry runs in the except of a batch that did not fit."""
     model, optimizer = gpt()
@@ -283,6 +291,7 @@ def retry_with_half_a_batch() -> None:
             update(optimizer, loss_of(model, half))
 
 
+@runs_out("leak", kept="memory (inside a deque, ", do="keep fewer items")
 def replay_in_a_deque() -> None:
     """Leak: a replay memory on the device, whose deque has room for far more than fits."""
     policy = nn.Sequential(nn.Linear(4096, 256), nn.ReLU(), nn.Linear(256, 8)).to(DEVICE)
@@ -295,6 +304,7 @@ def replay_in_a_deque() -> None:
         update(optimizer, policy(state).mean())
 
 
+@runs_out("nearly exhausted", kept="state['model'][…]", do="Load the checkpoint with")
 def checkpoint_on_the_device() -> None:
     """Exhausted: the loaded state of model and optimizer stays on the device, in `state`."""
     model, optimizer = gpt(width=768, layers=8)
@@ -312,6 +322,7 @@ def checkpoint_on_the_device() -> None:
         update(optimizer, loss_of(model, tokens(4, 448)))
 
 
+@runs_out("nearly exhausted", do="with fused=True or foreach=False")
 def foreach_update() -> None:
     """Exhausted: the states of AdamW fit, the temporary lists of its update do not."""
     model = GPT(width=1024, layers=8).to(DEVICE)
@@ -320,6 +331,7 @@ def foreach_update() -> None:
         update(optimizer, loss_of(model, tokens(1, 64)))
 
 
+@runs_out("nearly exhausted", do="464.4 MiB of gradients of the step")
 def gradients_are_kept_as_zeros() -> None:
     """Exhausted: gradients of the step before are kept, and the batch needs their memory."""
     model = GPT(width=1024, layers=8).to(DEVICE)
@@ -330,6 +342,7 @@ def gradients_are_kept_as_zeros() -> None:
         optimizer.zero_grad(set_to_none=FIXED)
 
 
+@runs_out("nearly exhausted", do="an 8-bit or sharded optimizer saves")
 def adamw_first_step() -> None:
     """Exhausted: parameters and gradients fit, the states of AdamW do not."""
     layers = 5 if FIXED else 11
@@ -338,6 +351,7 @@ def adamw_first_step() -> None:
     optimizer.step()
 
 
+@runs_out("nearly exhausted", kept="losses[…] of accumulation_by_summing()", do="Look at losses[…]")
 def accumulation_by_summing() -> None:
     """Exhausted: the graphs of 32 micro-batches live until one backward, by `losses`."""
     model, optimizer = gpt()
@@ -355,12 +369,19 @@ def accumulation_by_summing() -> None:
         optimizer.zero_grad()
 
 
+@runs_out("limit", do="set_per_process_memory_fraction. Sim")
 def shared_card_with_a_limit() -> None:
     """Limit: half of the device is allowed, and the batch needs a bit more."""
     torch.cuda.set_per_process_memory_fraction(1.0 if FIXED else 0.5)
     neighbour_on_the_card()
 
 
+@runs_out(
+    "others",
+    do="nvidia-smi",
+    env={"SIMULATED_OTHERS_MB": "1200"},
+    helped={"SIMULATED_OTHERS_MB": "0"},
+)
 def neighbour_on_the_card() -> None:
     """Others: another process holds 1.2 GiB (SIMULATED_OTHERS_MB)."""
     model, optimizer = gpt()
@@ -368,6 +389,7 @@ def neighbour_on_the_card() -> None:
         update(optimizer, loss_of(model, tokens(16, 256)))
 
 
+@runs_out("larger input", "nearly exhausted", do="Limit the size of one step's input", env=EXPANDS)
 def expandable_and_too_large() -> None:
     """Exhausted or larger input: a batch needs twice the memory; expandable segments are on."""
     model, optimizer = gpt()
@@ -375,6 +397,9 @@ def expandable_and_too_large() -> None:
         update(optimizer, loss_of(model, tokens(batch, 256)))
 
 
+@runs_out(
+    "fragmented", kept="window (inside a deque", do="expandable_segments:True", helped=EXPANDS
+)
 def varying_lengths() -> None:
     """Fragmented: ragged blocks pin segments of lengths that do not come again."""
     random.seed(3)
@@ -389,6 +414,13 @@ def varying_lengths() -> None:
         del hidden
 
 
+@runs_out(
+    "too large",
+    "nearly exhausted",
+    kept="scores of loss_of()",
+    do="Compute the loss in chunks",
+    helped={"PART": "8"},
+)
 def checkpointing_is_not_enough() -> None:
     """Exhausted: with checkpointing on, the scores of the loss and the batch are too large."""
     model, optimizer = gpt(layers=8, words=32_000)
@@ -396,6 +428,9 @@ def checkpointing_is_not_enough() -> None:
     update(optimizer, loss_of(model, tokens(24, 512, 32_000)))
 
 
+@runs_out(
+    "nearly exhausted", do="1/12 of this batch fits, checkpointing saves", helped={"PART": "12"}
+)
 def deep_forward() -> None:
     """Exhausted: the first forward pass of a deep model needs three times the device."""
     model, optimizer = gpt(width=512, layers=16)
@@ -403,6 +438,11 @@ def deep_forward() -> None:
         update(optimizer, loss_of(model, tokens(16, 512)))
 
 
+@runs_out(
+    "exception",
+    kept="attempt(), which the last uncaught exception keeps",
+    do="Run a cell that fails",
+)
 def failed_cell() -> None:
     """Exception: a cell of a session has failed, and keeps its memory until another one fails."""
     console = code.InteractiveConsole({"torch": torch})
@@ -415,6 +455,7 @@ def failed_cell() -> None:
     torch.empty(400 << 20, device=DEVICE)
 
 
+@runs_out("larger input", "nearly exhausted", do="call it under torch.no_grad()")
 def validation_keeps_graphs() -> None:
     """Larger input: the validation after some steps has large batches, and keeps their graphs."""
     model, optimizer = gpt(layers=8)
@@ -425,6 +466,7 @@ def validation_keeps_graphs() -> None:
         loss_of(model, tokens(16, 512))
 
 
+@runs_out("nearly exhausted", "can't tell", which=0)
 def two_trainings_in_threads() -> None:
     """Exhausted: two threads train at the same time, and each alone would fit."""
 
@@ -443,6 +485,7 @@ def two_trainings_in_threads() -> None:
             trained.result()
 
 
+@runs_out("fragmented", do="expandable_segments:True", helped=EXPANDS)
 def fails_in_backward() -> None:
     """Fragmented: the forward pass fits, and its backward does if free memory is joined."""
     model, optimizer = gpt(layers=5, width=512)
@@ -450,6 +493,7 @@ def fails_in_backward() -> None:
         update(optimizer, loss_of(model, tokens(15, 384)))
 
 
+@runs_out("leak", kept="gallery[…]", do="Look at gallery[…]")
 def gan_keeps_samples() -> None:
     """Leak: a GAN with two optimizers keeps the generated images of each step, in `gallery`."""
     make = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 3 * 64 * 64)).to(DEVICE)
@@ -480,6 +524,7 @@ class Translator(nn.Module):
         return self.head(x)
 
 
+@runs_out("larger input", do="Limit the size of one step's input")
 def summaries_of_long_articles() -> None:
     """Larger input: one article is far longer, and its encoder's scores grow with its square."""
     model = Translator().to(DEVICE)
@@ -489,6 +534,7 @@ def summaries_of_long_articles() -> None:
         update(optimizer, model(source, target).mean())
 
 
+@runs_out("leak", kept="history[…]", do="Look at history[…]")
 def snapshots_of_weights() -> None:
     """Leak: each epoch's weights are copied to the device, in `history`."""
     model, optimizer = gpt(width=512, layers=4)
@@ -512,6 +558,7 @@ class Policy(nn.Module):
         return chances.argmax(-1)
 
 
+@runs_out("leak", kept="log_probs[…]", do="log_probs[…]")
 def reinforce_never_clears() -> None:
     """Leak: the log-probabilities of all episodes are kept, in `log_probs`."""
     policy = Policy().to(DEVICE)
@@ -540,6 +587,7 @@ class Fold:
             update(self.optimizer, self.model(torch.randn(64, 1024, device=DEVICE)).mean())
 
 
+@runs_out("leak", "garbage", kept="a reference cycle of ", do="gc.collect()")
 def old_folds_are_garbage() -> None:
     """Garbage: reference cycles keep the models and states of earlier folds, of 192 MiB each."""
     gc.disable()  # as for speed; it is called too seldom in any case
@@ -566,6 +614,7 @@ class Server:
             del self.sessions[session]
 
 
+@runs_out("kept growing", kept="server.sessions[…]", do="Look at server.sessions")
 def sessions_of_a_server() -> None:
     """Kept: the keys and values of all sessions, in `server.sessions`."""
     server = Server()
@@ -573,7 +622,8 @@ def sessions_of_a_server() -> None:
         server.answer(session)
 
 
-def suspended_generators() -> None:
+@runs_out("nearly exhausted", "can't tell", kept="streams[…]", do="Look at streams[…]")
+def suspended_videos() -> None:
     """Kept: generators that are not closed keep the features of their video, in `streams`."""
     encode = nn.Linear(1024, 1024).to(DEVICE)
 
@@ -590,6 +640,7 @@ def suspended_generators() -> None:
             streams.pop(video).close()
 
 
+@runs_out("nearly exhausted", kept="hidden of hidden_state_is_not_detached()", do="Look at hidden")
 def hidden_state_is_not_detached() -> None:
     """Graphs: the hidden state of a text keeps the graphs of all its parts."""
     cell = nn.GRUCell(512, 512).to(DEVICE)
@@ -605,12 +656,3 @@ def hidden_state_is_not_detached() -> None:
                     parameter.data.sub_(parameter.grad, alpha=0.01)
         if FIXED:
             hidden = hidden.detach()
-
-
-def main() -> None:
-    globals()[sys.argv[1]]()
-    os._exit(0)  # on a busy machine, torch's threads sometimes abort the end of a process
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Programs that do not leak, although their memory grows for some steps; see leak_programs.py."""
+"""Programs that do not leak, although their memory grows for some steps."""
 
 import collections
 import functools
@@ -8,26 +8,12 @@ import random
 from typing import Any
 
 import torch
-from leak_programs import PROGRAMS, Program, Run, Training, layer, new, record, steps
+from corpus.leaks import Training, layer, new
+from corpus.truth import steps, truth
 from torch import nn
 
-INNOCENTS: dict[str, str] = {}  # the right verdict on each program
 
-
-def no_leak(program: Program) -> Program:
-    INNOCENTS[program.__name__] = "none"
-    PROGRAMS[program.__name__] = program
-    return program
-
-
-def unknowable(program: Program) -> Program:
-    """Register a program of which nobody can tell whether its memory would go on growing."""
-    INNOCENTS[program.__name__] = "unknown"
-    PROGRAMS[program.__name__] = program
-    return program
-
-
-@no_leak
+@truth("healthy")
 def deque_that_fills() -> None:
     """a deque of at most 300 samples, which has 60 at the end"""
     training, memory = Training(), collections.deque(maxlen=300)
@@ -36,7 +22,7 @@ def deque_that_fills() -> None:
         memory.append((new(), new(1)))
 
 
-@no_leak
+@truth("healthy")
 def list_with_room() -> None:
     """a list with room for 80 samples, which has 60 at the end"""
     training, samples = Training(), [None] * 80
@@ -45,7 +31,7 @@ def list_with_room() -> None:
         samples[step] = new()
 
 
-@no_leak
+@truth("healthy")
 def deque_that_is_full() -> None:
     """a deque of at most 20 samples"""
     training, memory = Training(), collections.deque(maxlen=20)
@@ -54,7 +40,7 @@ def deque_that_is_full() -> None:
         memory.append(new())
 
 
-@no_leak
+@truth("healthy")
 def cache_that_fills() -> None:
     """an lru_cache of at most 200 lengths, which has 60 at the end"""
     training = Training()
@@ -68,7 +54,7 @@ def cache_that_fills() -> None:
         training.step()
 
 
-@no_leak
+@truth("healthy")
 def queue_that_fills() -> None:
     """a queue of at most 100 results, from which fewer are taken than are put"""
     training, results = Training(), queue.Queue(maxsize=100)
@@ -77,7 +63,7 @@ def queue_that_fills() -> None:
         results.put(new())
 
 
-@no_leak
+@truth("healthy")
 def inputs_of_any_length() -> None:
     """the last batch, of varying length"""
     training, rng = Training(), random.Random(0)
@@ -86,7 +72,7 @@ def inputs_of_any_length() -> None:
         training.step(last)
 
 
-@no_leak
+@truth("healthy")
 def states_that_come_late() -> None:
     """layers that begin to train one after the other, and their states"""
     layers = [layer() for _ in range(40)]
@@ -97,7 +83,7 @@ def states_that_come_late() -> None:
         optimizer.step()
 
 
-@no_leak
+@truth("healthy")
 def generation() -> None:
     """keys and values of a text, released at its end: a step for each token, texts of 25 tokens"""
     for _ in answers(25, 110):
@@ -105,7 +91,7 @@ def generation() -> None:
 
 
 def answers(length: int, count: int) -> Any:
-    tokens = steps(count, ends_steps=True)
+    tokens = steps(count)
 
     def answer() -> Any:
         cache = []
@@ -119,25 +105,25 @@ def answers(length: int, count: int) -> Any:
         yield from answer()
 
 
-@unknowable
+@truth("can't tell", "healthy")
 def one_long_answer() -> None:
     """keys and values of a text of 20 tokens, and then of one of 200, of which 60 are there"""
     cache = []
-    for step in steps(80, ends_steps=True):
+    for step in steps(80):
         cache.append(new())
         if step == 20:
             cache.clear()
 
 
-@unknowable
+@truth("can't tell", "healthy")
 def one_long_answer_by_concatenation() -> None:
     """keys of a text of 20 tokens, and then of one of 200, of which 60 are there; concatenated"""
     keys = new(0)
-    for step in steps(80, ends_steps=True):
+    for step in steps(80):
         keys = torch.cat([new(0) if step == 20 else keys, new()])
 
 
-@unknowable
+@truth("can't tell", "healthy")
 def curriculum() -> None:
     """the last outputs, of batches that become longer in each step"""
     training, outputs = Training(), None
@@ -147,7 +133,7 @@ def curriculum() -> None:
     del outputs
 
 
-@unknowable
+@truth("can't tell", "healthy")
 def curriculum_in_stages() -> None:
     """the last outputs, of batches that become longer every 15 steps"""
     training, outputs = Training(), None
@@ -157,7 +143,7 @@ def curriculum_in_stages() -> None:
     del outputs
 
 
-@no_leak
+@truth("healthy")
 def resumed_state() -> None:
     """the state of a checkpoint, until step 5"""
     training = Training()
@@ -173,7 +159,7 @@ def resumed_state() -> None:
     del state
 
 
-@no_leak
+@truth("healthy")
 def average_of_weights() -> None:
     """an average of the weights, replaced in each step"""
     training = Training()
@@ -184,7 +170,7 @@ def average_of_weights() -> None:
         average = [old * 0.9 + p.detach() * 0.1 for old, p in pairs]
 
 
-@no_leak
+@truth("healthy")
 def ring_of_samples() -> None:
     """a list of 40 samples, whose oldest is replaced"""
     training, samples = Training(), []
@@ -193,7 +179,7 @@ def ring_of_samples() -> None:
         samples[step % 40 : step % 40 + 1] = [new()]
 
 
-@no_leak
+@truth("healthy")
 def best_samples() -> None:
     """a heap of the best ten samples"""
     training, best, rng = Training(), [], random.Random(2)
@@ -204,7 +190,7 @@ def best_samples() -> None:
             heapq.heappop(best)
 
 
-@unknowable
+@truth("can't tell", "healthy")
 def metrics_of_a_long_epoch() -> None:
     """the outputs of an epoch of 50 steps, in a file of 90"""
     training, outputs = Training(), []
@@ -215,7 +201,7 @@ def metrics_of_a_long_epoch() -> None:
             outputs.clear()
 
 
-@unknowable
+@truth("can't tell", "healthy")
 def metrics_of_the_epoch_before() -> None:
     """the outputs of two epochs of 60 steps: a new list takes the first one's place at the end"""
     training, outputs = Training(), []
@@ -227,10 +213,9 @@ def metrics_of_the_epoch_before() -> None:
         outputs = current
     outputs[-1].add(1)  # the program goes on, and then ends
     del training, outputs, current
-    Run.tracer.dump(Run.output)
 
 
-@no_leak
+@truth("healthy")
 def layers_that_are_replaced() -> None:
     """a model whose two heads are replaced in turn"""
     training = Training()
@@ -240,7 +225,7 @@ def layers_that_are_replaced() -> None:
         heads[step % 2] = layer()
 
 
-@no_leak
+@truth("healthy")
 def adapters_of_tasks() -> None:
     """a layer for each of ten tasks, made when the task comes first"""
     training, heads, rng = Training(), nn.ModuleDict(), random.Random(1)
@@ -251,7 +236,7 @@ def adapters_of_tasks() -> None:
         training.step(training.loss() + heads[task](new()).mean())
 
 
-@unknowable
+@truth("can't tell", "healthy")
 def layers_that_are_unfrozen() -> None:
     """layers that are trained from one step after the other on, in a program that has ended"""
 
@@ -264,10 +249,9 @@ def layers_that_are_unfrozen() -> None:
             layers[step // 10 % 6].requires_grad_()
 
     train()
-    Run.tracer.dump(Run.output)
 
 
-@no_leak
+@truth("healthy")
 def numbers_of_steps() -> None:
     """numbers of each step, on the CPU"""
     training, numbers = Training(), []
@@ -275,6 +259,3 @@ def numbers_of_steps() -> None:
         loss = training.loss()
         numbers.append(loss.item())
         training.step(loss)
-
-
-__all__ = ["INNOCENTS", "record"]

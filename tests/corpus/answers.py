@@ -1,0 +1,106 @@
+"""The answer about a program of the corpus, as `pytracer show` gives it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from corpus.truth import HEALTHY, LEAK, UNKNOWN, Program
+
+from pytracer.analysis import explain
+from pytracer.analysis.answer import Answer
+from pytracer.analysis.answer_words import NO_PROBLEM, answer_of
+from pytracer.analysis.oom.reasons import STREAMS, WAITING
+from pytracer.reading import load
+from pytracer.simulator.trials import try_settings
+
+KINDS = {NO_PROBLEM: HEALTHY, "LEAK": LEAK, "CACHED": STREAMS, "FREED": WAITING}
+"""The kind of an answer about a program that did not run out of memory, by its first words."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What pytracer says of a program.
+
+    Attributes:
+        kind: The kind, in the words of `Program.kinds`.
+        answer: The answer about the first device.
+        per_step: The bytes a step of the leak that was found; None for none.
+        status: The program's exit status.
+        text: What the program and pytracer have printed.
+        path: The file.
+    """
+
+    kind: str
+    answer: Answer
+    per_step: float | None
+    status: int
+    text: str
+    path: Path
+
+    def texts(self, *roles: str) -> str:
+        """Return the texts and the notes of the lines that have one of these roles."""
+        lines = (line for line in self.answer.lines if line.role in roles)
+        return "\n".join(f"{line.text} {line.note}" for line in lines)
+
+
+def look(program: Program, device: str, folder: Path, **more: str) -> Found:
+    """Run a program in a folder, and ask for the answer."""
+    done = program.run(device, folder, **more)
+    path = program.recording(folder)
+    explained = explain(load(path), try_settings=try_settings)[0]
+    answer = answer_of(explained)
+    kinds = [kind for words, kind in KINDS.items() if answer.verdict.startswith(words)]
+    kind = explained.verdicts[0].kind if answer.kind == "oom" else (*kinds, UNKNOWN)[0]
+    per_step = explained.leaks.bytes_per_step if explained.leaks is not None else None
+    said = "\n".join(
+        f"{line.role:6} {line.amount} {line.text} ({line.note})" for line in answer.lines
+    )
+    text = f"{done.stderr[-2000:]}\n{answer.verdict}\n{said}"
+    return Found(kind, answer, per_step, done.returncode, text, path)
+
+
+def is_line(program: Program, found: Found) -> bool:
+    """Return whether the answer names a line that leaks."""
+    said, file = found.texts("why", "from"), Path(program.file).name
+    return any(f"{file}:{line}" in said for line in program.lines)
+
+
+def is_rate(program: Program, found: Found) -> bool:
+    """Return whether the answer has the bytes a step of a leak, within 2 %."""
+    true = program.per_step or 0.0
+    return found.per_step is not None and abs(found.per_step - true) <= true * 0.02
+
+
+def is_kind(program: Program, found: Found) -> bool:
+    return found.kind in program.kinds
+
+
+def is_keeper(program: Program, found: Found) -> bool:
+    return program.kept in found.texts("why", "from", "held", "lines")
+
+
+def is_advice(program: Program, found: Found) -> bool:
+    """Return whether one of the first two remedies is the right one."""
+    return any(program.do in line for line in found.texts("do").splitlines()[:2])
+
+
+def helps(program: Program, found: Found) -> bool:
+    """Return whether nothing is wrong with a program that does what helps."""
+    return found.status == 0 and found.kind not in program.kinds
+
+
+Check = Callable[[Program, Found], bool]
+PROPERTIES: dict[str, tuple[Callable[[Program], object], Check]] = {
+    "verdict": (lambda program: program.kinds, is_kind),
+    "keeper": (lambda program: program.kept, is_keeper),
+    "line": (lambda program: program.lines, is_line),
+    "rate": (lambda program: program.per_step, is_rate),
+    "advice": (lambda program: program.do, is_advice),
+    "remedy": (lambda program: program.helped, helps),
+}
+"""The properties of an answer: whether a program states the truth, and whether an answer is true.
+The remedy is one of a second run, with what helps."""
+
+
+def stated(program: Program) -> list[str]:
+    return [name for name, (states, _) in PROPERTIES.items() if states(program)]

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import processes
 import pytest
@@ -15,9 +14,6 @@ from amount import LONG
 from devices_of_tests import runs_here
 from hypothesis import HealthCheck, settings
 from suite_summary import pytest_terminal_summary  # noqa: F401
-
-if TYPE_CHECKING:
-    import leak_cases
 
 # Before torch is imported: several processes test at a time, and threads that wait for each other
 # on few processors take several times as long as one.
@@ -141,14 +137,6 @@ def no_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-@pytest.fixture(scope="module")
-def recordings(request: pytest.FixtureRequest) -> "leak_cases.Recordings":
-    """Return what records the cases of leaks on the tests' device."""
-    import leak_cases  # it imports torch, which must not come before torch_npu
-
-    return leak_cases.Recordings(request.config.getoption("--device"))
 
 
 @pytest.fixture

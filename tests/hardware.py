@@ -60,13 +60,12 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
     rest = sorted({*map(str, folder.glob("test_*.py"))} - {*first, filling})
     bench = [str(ROOT / "bench"), "--device", device, "--quick"]
     leaks = ["list_of_activations", "graph_of_losses", "cache_in_a_module", "replay_buffer"]
-    steps = ["12"] if short else []
     run = ["-m", "pytracer", "run", "--output"]
     programs = [
         *(
             Part(
                 name,
-                [str(HELPERS / "leak_cases.py"), name, device, f"{name}.pickle", *steps],
+                [*run, name, "-m", "corpus", name],
                 60,
                 ("show", "--leaks"),
             )
@@ -153,6 +152,7 @@ def run(part: Part, folder: Path) -> dict[str, Any]:
     paths = [os.environ.get("PYTHONPATH", ""), str(HELPERS), str(ROOT / "tests")]
     environment = {
         **os.environ,
+        "DEVICE": os.environ.get("DEVICE", "cuda"),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONUNBUFFERED": "1",
     }

@@ -13,7 +13,7 @@ from pytracer.tracing.device_recording import DeviceRecording
 
 _FIRST = 16
 _MOST_LINES, _MOST_FRAMES = 32, 16
-_LEAST_BLOCKS = 2  # so many more than at half as many steps
+_LEAST_BLOCKS, _MORE = 2, 1.02  # so many more than at half as many steps, or so much more memory
 _MOST_BLOCKS = 20_000  # a look takes about 20 microseconds for each
 
 
@@ -31,7 +31,7 @@ class KeptAtSteps:
         self.unsearched = 0
         self.may_leak = False
         self._recording = recording
-        self._blocks = 0
+        self._blocks = self._bytes = 0
 
     def look(self, step: int) -> bool:
         """Look for holders, if memory may leak; return whether it may. Never raises."""
@@ -40,7 +40,9 @@ class KeptAtSteps:
         with harmless("objects that keep memory have no names: {error}", "kept"):
             devices = self._recording.session.stats()["devices"]
             blocks = sum(device["live_blocks"] for device in devices)
-            is_more, self._blocks = blocks >= self._blocks + _LEAST_BLOCKS, blocks
+            held = sum(device["live_block_bytes"] for device in devices)
+            is_more = blocks >= self._blocks + _LEAST_BLOCKS or held > self._bytes * _MORE
+            self._blocks, self._bytes = blocks, held
             self.may_leak = is_more and step >= _FIRST
             if not self.may_leak or blocks > _MOST_BLOCKS:
                 return False
@@ -53,7 +55,7 @@ def _kept(recording: DeviceRecording) -> tuple[list[list[Any]], int]:
 
     The second value is for how many tensors there was no time, or no room.
     """
-    from pytracer.analysis.call_sites import call_sites
+    from pytracer.analysis.call_sites import call_sites, texts_matching
     from pytracer.analysis.holder_names import main_holder, tells_where
     from pytracer.analysis.leaks.one_file import stack_frames
     from pytracer.reading.reader import load
@@ -64,7 +66,9 @@ def _kept(recording: DeviceRecording) -> tuple[list[list[Any]], int]:
     frames = stack_frames(snapshot, call_sites(snapshot.stacks))
     for device in snapshot.metadata.devices:
         rows = snapshot.blocks_in_use(device)
-        holder = blocks.holder[rows]
+        is_workspace = texts_matching("workspace".__eq__, snapshot.strings, blocks.category[rows])
+        rows = rows[~is_workspace]
+        holder = np.where(blocks.holder[rows] > 0, blocks.holder[rows], blocks.owner[rows])
         for number in np.unique(blocks.stack[rows[holder > 0]]).tolist():
             of_stack = blocks.stack[rows] == number
             size_bytes = blocks.size_bytes[rows[of_stack]]

@@ -31,7 +31,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]
 
 
 def record(folder: Path, name: str, output: str, **more: str) -> int:
-    variables = {"PYTRACER_OUTPUT": output, "SIMULATED_CAPACITY_MB": "2048", "DEVICE": "cuda", **more}
+    variables = {
+        "PYTRACER_OUTPUT": output,
+        "SIMULATED_CAPACITY_MB": "2048",
+        "DEVICE": "cuda",
+        **more,
+    }
     env = processes.environment(PYTRACER="1", **variables)
     return processes.run_python("-m", "corpus", name, cwd=folder, env=env).returncode
 

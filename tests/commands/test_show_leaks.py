@@ -2,12 +2,9 @@
 
 import json
 import pickle
-import re
 import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 
-import leak_cases
 import processes
 import pytest
 from commands import cells, invoke
@@ -19,57 +16,9 @@ from pytracer.analysis.leaks.several_files import examine
 from pytracer.reading import load
 from pytracer.reading.to_json import SCHEMA_VERSION, to_json
 
-PAGE = Path(__file__).parents[1] / "answers.md"
 TRAIN = ("/home/me/train.py", "train_step", 41)
 MAIN = ("/home/me/train.py", "main", 90)
 MIB = 1 << 20
-
-
-def verdict_on_page(case: str) -> str:
-    """Return what the page says about a case."""
-    row = rf"^\| {case.replace('_', ' ')} \|.*\| (.+?) \|$"
-    (verdict,) = re.findall(row, PAGE.read_text(), re.MULTILINE)
-    return str(verdict)
-
-
-def some(cases: Iterable[str]) -> list[object]:
-    """Return cases, of which the first three are those of `make test`."""
-    long = pytest.mark.long
-    return [pytest.param(case, marks=long if i > 2 else ()) for i, case in enumerate(cases)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", some(leak_cases.LEAKS))
-def test_each_leak_is_named(case: str, recordings: leak_cases.Recordings, tmp_path: Path) -> None:
-    path = recordings.record(case, tmp_path / "a.pickle")
-    output = invoke("show", "--leaks", path).output
-    # THEN the first line has the verdict
-    assert output.startswith("Leak: ")
-    # AND the leak's line is that of the largest growth, or of a caller
-    (device,) = json.loads(invoke("show", "--leaks", path, "--json").stdout)["devices"]
-    growth = device["growths"][0]
-    lines = [frame["line"] for frame in growth["frames"]]
-    assert leak_cases.LEAKS[case] in lines
-    assert f"leak_cases.py:{leak_cases.LEAKS[case]}" in output
-    # AND no other line is accused that does not belong to the case
-    assert all(
-        any(frame["name"] == case for frame in growth["frames"]) for growth in device["growths"]
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", some(leak_cases.INNOCENTS))
-def test_no_innocent_is_accused(
-    case: str, recordings: leak_cases.Recordings, tmp_path: Path
-) -> None:
-    path = recordings.record(case, tmp_path / "a.pickle")
-    result = invoke("show", "--leaks", path)
-    expected = {
-        "none": "No leak found in steps 1 to 60: ",
-        "can't tell": "Can't tell whether there is a leak, because ",
-    }
-    assert result.output.startswith(expected[verdict_on_page(case)])
-    assert result.exit_code == 0
 
 
 def training(steps: int, holder: str = "", **metadata: object) -> Program:
@@ -218,10 +167,10 @@ def test_state_that_an_optimizer_makes_late_is_no_leak(tmp_path: Path) -> None:
 def test_one_of_four_processes_leaks(tmp_path: Path) -> None:
     # GIVEN four processes of a job, of which rank 2 keeps memory
     for rank in range(4):
-        case = next(iter(leak_cases.LEAKS)) if rank == 2 else leak_cases.INNOCENTS[0]
-        env = processes.environment(RANK=str(rank), WORLD_SIZE="4", PYTRACER_ALL_RANKS="1")
-        arguments = (leak_cases.__file__, case, "cpu", tmp_path)
-        done = processes.run_python(*arguments, cwd=tmp_path, env=env)
+        name = "list_of_activations" if rank == 2 else "nothing_kept"
+        variables = {"PYTRACER": "1", "RANK": str(rank), "WORLD_SIZE": "4"}
+        env = processes.environment(**variables, PYTRACER_ALL_RANKS="1")
+        done = processes.run_python("-m", "corpus", name, cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr
     # THEN the first line names the rank
     first, *_ = invoke("show", "--leaks", tmp_path).output.splitlines()

@@ -9,6 +9,7 @@ from corpus.truth import HEALTHY, LEAK, UNKNOWN, Program
 from pytracer.analysis import explain
 from pytracer.analysis.answer import Answer
 from pytracer.analysis.answer_words import NO_PROBLEM, answer_of
+from pytracer.analysis.leaks.results import DeviceLeaks
 from pytracer.analysis.oom.reasons import STREAMS, WAITING
 from pytracer.reading import load
 from pytracer.simulator.trials import try_settings
@@ -24,7 +25,7 @@ class Found:
     Attributes:
         kind: The kind, in the words of `Program.kinds`.
         answer: The answer about the first device.
-        per_step: The bytes a step of the leak that was found; None for none.
+        leaks: The search for leaks; None if there was none.
         status: The program's exit status.
         text: What the program and pytracer have printed.
         path: The file.
@@ -32,7 +33,7 @@ class Found:
 
     kind: str
     answer: Answer
-    per_step: float | None
+    leaks: DeviceLeaks | None
     status: int
     text: str
     path: Path
@@ -51,24 +52,24 @@ def look(program: Program, device: str, folder: Path, **more: str) -> Found:
     answer = answer_of(explained)
     kinds = [kind for words, kind in KINDS.items() if answer.verdict.startswith(words)]
     kind = explained.verdicts[0].kind if answer.kind == "oom" else (*kinds, UNKNOWN)[0]
-    per_step = explained.leaks.bytes_per_step if explained.leaks is not None else None
     said = "\n".join(
         f"{line.role:6} {line.amount} {line.text} ({line.note})" for line in answer.lines
     )
     text = f"{done.stderr[-2000:]}\n{answer.verdict}\n{said}"
-    return Found(kind, answer, per_step, done.returncode, text, path)
+    return Found(kind, answer, explained.leaks, done.returncode, text, path)
 
 
 def is_line(program: Program, found: Found) -> bool:
-    """Return whether the answer names a line that leaks."""
-    said, file = found.texts("why", "from"), Path(program.file).name
-    return any(f"{file}:{line}" in said for line in program.lines)
+    """Return whether the largest growth is of a line that leaks, or of what it calls."""
+    growths = found.leaks.growths[:1] if found.leaks is not None else []
+    places = {(frame.filename, frame.line) for growth in growths for frame in growth.frames}
+    return any((program.file, line) in places for line in program.lines)
 
 
 def is_rate(program: Program, found: Found) -> bool:
     """Return whether the answer has the bytes a step of a leak, within 2 %."""
     true = program.per_step or 0.0
-    return found.per_step is not None and abs(found.per_step - true) <= true * 0.02
+    return found.leaks is not None and abs(found.leaks.bytes_per_step - true) <= true * 0.02
 
 
 def is_kind(program: Program, found: Found) -> bool:

@@ -623,7 +623,7 @@ def sessions_of_a_server() -> None:
 
 
 @runs_out("nearly exhausted", "can't tell", kept="streams[…]", do="Look at streams[…]")
-def suspended_videos() -> None:
+def suspended_generators() -> None:
     """Kept: generators that are not closed keep the features of their video, in `streams`."""
     encode = nn.Linear(1024, 1024).to(DEVICE)
 

@@ -48,7 +48,7 @@ class Program:
         kept: A part of the name of what keeps the memory; "" if nothing keeps it too long.
         do: A part of what to do, which is among the first two remedies; "" for anything.
         per_step: The bytes a step of a leak; None if they are not the same.
-        mib: The memory of the device; None if the program runs on any device, also the CPU.
+        mib: The memory of the device; None if the program needs little, and runs on the CPU, too.
         env: Variables that it needs.
         helped: The variables with which nothing is wrong; None if no remedy is known.
         which: The error that the truth is of: a second one may have another reason.
@@ -90,8 +90,9 @@ class Program:
     def lines(self) -> list[int]:
         lines, first = inspect.getsourcelines(inspect.unwrap(self.job))
         own = [i for i, line in enumerate(lines, first) if line.endswith("# LEAK\n")]
+        named = re.compile(rf"# LEAK .*\b{self.name}\b")
         text = Path(self.file).read_text().splitlines()
-        return own + [i for i, line in enumerate(text, 1) if line.endswith(f"# LEAK {self.name}")]
+        return own + [i for i, line in enumerate(text, 1) if named.search(line)]
 
     @property
     def file(self) -> str:
@@ -103,7 +104,7 @@ class Program:
 
         env = {"PYTRACER": "1", "DEVICE": device, **self.env, **more}
         if device != "cpu":
-            env["SIMULATED_CAPACITY_MB"] = str(self.mib or 16 << 10)
+            env["SIMULATED_CAPACITY_MB"] = str(self.mib or 512)
         return processes.run_python(
             *("-m", "corpus", self.name), cwd=folder, env=processes.environment(**env)
         )

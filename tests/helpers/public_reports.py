@@ -2,7 +2,7 @@
 
     python tests/helpers/public_reports.py
 
-It prints the rows of the table in tests/answers.md.
+It prints the rows of the table in tests/simulator/public_reports.md.
 """
 
 from collections.abc import Callable

@@ -49,7 +49,7 @@ OUT_OF_MEMORY = (
     *("adamw_first_step", "shared_card_with_a_limit", "checkpointing_is_not_enough"),
     *("failed_cell", "validation_keeps_graphs", "two_trainings_in_threads", "fails_in_backward"),
     *("old_folds_are_garbage", "sessions_of_a_server"),
-    "suspended_videos",
+    "suspended_generators",
 )
 VERDICTS = (
     *("fragmented", "nearly_fits", "too_large", "library", "small_library", "other_stream"),
@@ -68,9 +68,9 @@ def programs() -> Iterator[tuple[str, Program]]:
     output = "recording.pickle"
     for name in LEAKS:
         yield f"leaks/{name}", Program("corpus", (name,), EXIT, {"PYTRACER": "1"})
-    for name in CASES:
-        yield f"leaks/{name}_on_cuda", Program("helpers/leak_cases.py", (name, "cuda", output))
     recorded = {"PYTRACER": "1", "SIMULATED_CAPACITY_MB": "2048", "DEVICE": "cuda"}
+    for name in CASES:
+        yield f"leaks/{name}_on_cuda", Program("corpus", (name,), EXIT, recorded)
     for name in OUT_OF_MEMORY:
         yield f"oom/{name}", Program("corpus", (name,), OOM, recorded)
     for name in VERDICTS:

@@ -1,11 +1,11 @@
-"""What the simulator says about public reports on torch's allocator, and that answers.md has it."""
+"""What the simulator says about public reports on torch's allocator, and that public_reports.md has it."""
 
 from pathlib import Path
 
 import pytest
 from public_reports import MIB, REPORTS, STREAMS, row, simulated
 
-PAGE = Path(__file__).parents[1] / "answers.md"
+PAGE = Path(__file__).with_name("public_reports.md")
 
 
 def test_the_page_has_what_the_command_prints() -> None:

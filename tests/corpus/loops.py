@@ -1,50 +1,19 @@
-"""Trainings that leak, and trainings that only look so: each is recorded in a process of its own.
-
-python leak_cases.py CASE DEVICE OUTPUT [STEPS [RING]]
-"""
+"""A training of which a case does something more in each step: some leak, some only look so."""
 
 import collections
+import functools
 import gc
-import inspect
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import processes
 import torch
+from corpus.truth import DEVICE, Job, leak, steps, truth
 from torch import nn
 
 import pytracer
 
 WIDTH = 64
-STEPS = 60
-Case = Callable[["Training"], None]
-CASES: dict[str, Case] = {}
-LEAKS: dict[str, int] = {}
-"""The leaks, with the number of the line that allocates, or calls what allocates."""
-INNOCENTS: list[str] = []
-
-
-def leak(text: str) -> Callable[[Case], Case]:
-    """Register a leak; the line that allocates, or calls what allocates, has this text."""
-
-    def register(case: Case) -> Case:
-        lines, first = inspect.getsourcelines(case)
-        if not any(text in line for line in lines[1:]):  # the line is not in the case itself
-            lines, first = inspect.getsourcelines(Layer.forward)
-        LEAKS[case.__name__] = first + max(i for i, line in enumerate(lines) if text in line)
-        CASES[case.__name__] = case
-        return case
-
-    return register
-
-
-def innocent(case: Case) -> Case:
-    INNOCENTS.append(case.__name__)
-    CASES[case.__name__] = case
-    return case
 
 
 class Layer(nn.Module):
@@ -55,23 +24,20 @@ class Layer(nn.Module):
         self.joined: Any = None
 
     def forward(self, x: Any) -> Any:
-        return torch.relu(self.linear(x)) + x
+        return torch.relu(self.linear(x)) + x  # LEAK list_of_activations, every_seventh_step
 
 
 class Training:
-    """A training of which a case does something more in each step."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.number = 0
         self.random = random.Random(0)
-        self.layers = nn.ModuleList([Layer().to(device) for _ in range(3)])
+        self.layers = nn.ModuleList([Layer().to(DEVICE) for _ in range(3)])
         self.optimizer = torch.optim.Adam(self.layers.parameters())
         self.kept: Any = []
         self.batch = 16
 
     def forward(self, batch: int | None = None) -> list[Any]:
-        x = torch.ones(batch or self.batch, WIDTH, device=self.device)
+        x = torch.ones(batch or self.batch, WIDTH, device=DEVICE)
         outputs = []
         for layer in self.layers:
             x = layer(x)
@@ -90,16 +56,30 @@ class Training:
         return outputs
 
     def new(self, *shape: int) -> Any:
-        return torch.zeros(*shape, device=self.device)
+        return torch.zeros(*shape, device=DEVICE)
 
 
-@leak("torch.relu(self.linear(x)) + x")
+def loop(case: Callable[[Training], None]) -> Job:
+    """Return the program that does this in each of 60 steps."""
+
+    @functools.wraps(case)
+    def program() -> None:
+        training = Training()
+        for training.number in steps():
+            case(training)
+
+    return program
+
+
+@leak(4096, "kept[…]")
+@loop
 def list_of_activations(t: Training) -> None:
     """a list of activations, from a line that all layers share"""
     t.kept.append(t.train()[1].detach())
 
 
-@leak("torch.relu(self.linear(x)) + x")
+@leak(4096 / 7, "kept[…]")
+@loop
 def every_seventh_step(t: Training) -> None:
     """the same, in each seventh step"""
     outputs = t.train()
@@ -107,44 +87,49 @@ def every_seventh_step(t: Training) -> None:
         t.kept.append(outputs[1].detach())
 
 
-@leak("kept_graph = (")
+@leak(28 << 10, "kept[…]")
+@loop
 def graph_of_losses(t: Training) -> None:
     """losses with their graphs, as by `losses.append(loss)`"""
     t.train()
-    kept_graph = (t.forward()[-1] ** 2).mean()
+    kept_graph = (t.forward()[-1] ** 2).mean()  # LEAK
     t.kept.append(kept_graph)
 
 
-@leak("cache[t.number] = t.new")
+@leak(4096, "cache[…]")
+@loop
 def cache_in_a_module(t: Training) -> None:
     """a dict in a module, with a new key in each step"""
     t.train()
     layer: Any = t.layers[0]
-    layer.cache[t.number] = t.new(16, WIDTH)
+    layer.cache[t.number] = t.new(16, WIDTH)  # LEAK
 
 
-@leak("torch.cat([old, more])")
+@leak(4096, "joined")
+@loop
 def cache_by_concatenation(t: Training) -> None:
     """one tensor that `torch.cat` makes longer in each step"""
     t.train()
     layer: Any = t.layers[0]
     more, old = t.new(16, WIDTH), layer.joined
-    layer.joined = more if old is None else torch.cat([old, more])
+    layer.joined = more if old is None else torch.cat([old, more])  # LEAK
 
 
-@leak("statistics = t.new")
+@leak(4000, "kept[…].__closure__")
+@loop
 def closure(t: Training) -> None:
     """functions that refer to a tensor"""
     t.train()
-    statistics = t.new(1000)
+    statistics = t.new(1000)  # LEAK
     t.kept.append(lambda: statistics.sum())
 
 
-@leak("t.kept.append(make_sample")
+@leak(4000, "kept[…]")
+@loop
 def one_phase_only(t: Training) -> None:
     """samples of one of two phases"""
     with pytracer.annotate("rollout"):
-        t.kept.append(make_sample(t))
+        t.kept.append(make_sample(t))  # LEAK
     with pytracer.annotate("update"):
         make_sample(t)
         t.train()
@@ -154,46 +139,52 @@ def make_sample(t: Training) -> Any:
     return t.new(1000)
 
 
-@leak("total = t.new")
+@leak(4096, "_forward_hooks[…].__closure__")
+@loop
 def hooks_registered_again(t: Training) -> None:
     """hooks that are registered in each step, each with a tensor"""
-    total = t.new(16, WIDTH)
+    total = t.new(16, WIDTH)  # LEAK
     t.layers[0].register_forward_hook(lambda module, inputs, output: total.add_(output.detach()))
     t.train()
 
 
-@leak("output.detach().clone()")
+@leak(4096, "_forward_hooks[…].__closure__")
+@loop
 def hooks_that_keep_the_last_output(t: Training) -> None:
     """the same hooks, each with the last output only"""
     last: dict[str, Any] = {}
     t.layers[0].register_forward_hook(
-        lambda module, inputs, output: last.update(output=output.detach().clone())
+        lambda module, inputs, output: last.update(output=output.detach().clone())  # LEAK
     )
     t.train()
 
 
-@leak("t.kept.append(t.new(1000))")
+@leak(None, "kept[…]")
+@loop
 def from_the_twentieth_step(t: Training) -> None:
     """a list that grows from step 20 on"""
     t.train()
     if t.number >= 20:
-        t.kept.append(t.new(1000))
+        t.kept.append(t.new(1000))  # LEAK
 
 
-@leak("t.new(t.random.randrange(500, 2000)))")
+@leak(None, "kept[…]")
+@loop
 def with_varying_sizes(t: Training) -> None:
     """a list of tensors of varying sizes"""
     t.train()
-    t.kept.append(t.new(t.random.randrange(500, 2000)))
+    t.kept.append(t.new(t.random.randrange(500, 2000)))  # LEAK
 
 
-@innocent
+@truth("healthy")
+@loop
 def nothing_kept(t: Training) -> None:
     """nothing but the model and the optimizer's state"""
     t.train()
 
 
-@innocent
+@truth("healthy")
+@loop
 def warm_up(t: Training) -> None:
     """memory of the first six steps, until step 12"""
     t.train()
@@ -203,7 +194,8 @@ def warm_up(t: Training) -> None:
         t.kept.clear()
 
 
-@innocent
+@truth("healthy")
+@loop
 def cache_that_fills_once(t: Training) -> None:
     """a cache with at most 12 keys"""
     t.train()
@@ -213,7 +205,8 @@ def cache_that_fills_once(t: Training) -> None:
         cache[length] = t.new(1000 + length)
 
 
-@innocent
+@truth("healthy")
+@loop
 def accumulation_over_eight(t: Training) -> None:
     """gradients and losses, until every eighth step"""
     loss = (t.forward()[-1] ** 2).mean()
@@ -225,7 +218,8 @@ def accumulation_over_eight(t: Training) -> None:
         t.kept.clear()
 
 
-@innocent
+@truth("healthy")
+@loop
 def kv_cache_freed_late(t: Training) -> None:
     """a list that is cleared every 14 steps"""
     t.train()
@@ -234,7 +228,8 @@ def kv_cache_freed_late(t: Training) -> None:
         t.kept.clear()
 
 
-@innocent
+@truth("healthy")
+@loop
 def kv_cache_by_concatenation_freed_late(t: Training) -> None:
     """a tensor that grows for 14 steps"""
     layer: Any = t.layers[0]
@@ -245,7 +240,8 @@ def kv_cache_by_concatenation_freed_late(t: Training) -> None:
         layer.joined = None
 
 
-@innocent
+@truth("healthy")
+@loop
 def lazy_optimizer_state(t: Training) -> None:
     """state of layers that begin to train in later steps"""
     for i, layer in enumerate(t.layers):
@@ -253,19 +249,22 @@ def lazy_optimizer_state(t: Training) -> None:
     t.train()
 
 
-@innocent
-def varying_lengths(t: Training) -> None:
+@truth("healthy")
+@loop
+def outputs_of_varying_lengths(t: Training) -> None:
     """the outputs of the last batch, of varying length"""
     t.kept = t.train(t.random.randrange(1, 64))
 
 
-@innocent
+@truth("can't tell", "healthy")
+@loop
 def growing_batches(t: Training) -> None:
     """the outputs of the last batch, each longer than the one before"""
     t.kept = t.train(8 + 2 * t.number)
 
 
-@innocent
+@truth("healthy")
+@loop
 def evaluation_every_ten(t: Training) -> None:
     """the outputs of the last evaluation"""
     t.train()
@@ -274,7 +273,8 @@ def evaluation_every_ten(t: Training) -> None:
             t.kept = [t.forward()[-1] for _ in range(10)]
 
 
-@innocent
+@truth("healthy")
+@loop
 def three_checkpoints_kept(t: Training) -> None:
     """the last three copies of the model"""
     t.train()
@@ -283,7 +283,8 @@ def three_checkpoints_kept(t: Training) -> None:
         del t.kept[:-3]
 
 
-@innocent
+@truth("healthy")
+@loop
 def replay_buffer(t: Training) -> None:
     """the last 12 samples, of varying sizes"""
     if not t.kept:
@@ -292,7 +293,8 @@ def replay_buffer(t: Training) -> None:
     t.kept.append(t.new(t.random.randrange(500, 2000)))
 
 
-@innocent
+@truth("healthy")
+@loop
 def reference_cycles(t: Training) -> None:
     """cycles, until the collector runs every nine steps"""
     t.train()
@@ -302,40 +304,11 @@ def reference_cycles(t: Training) -> None:
         gc.collect()
 
 
-@innocent
+@truth("healthy")
+@loop
 def prefetched_batches(t: Training) -> None:
     """the next four batches"""
     t.kept.append(t.new(16, WIDTH))
     if len(t.kept) > 4:
         t.kept.pop(0)
     t.train()
-
-
-class Recordings:
-    """Records cases, each in a process of its own."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def record(self, case: str, path: Path, *numbers: int) -> Path:
-        """Record a case; `numbers` are its steps, and the ring's entries."""
-        done = processes.run_python(__file__, case, self._device, path, *numbers, cwd=path.parent)
-        assert done.returncode == 0, done.stderr
-        return path
-
-
-def record(name: str, device: str, output: str, *numbers: str) -> None:
-    """Record a case in this process."""
-    steps, ring = (*map(int, numbers), *(STEPS, 100_000)[len(numbers) :])
-    gc.disable()
-    training = Training(device)
-    case = CASES[name]
-    with pytracer.Tracer(output, device=device, trace_alloc_max_entries=ring) as tracer:
-        for number in range(1, steps + 1):
-            training.number = number
-            case(training)
-            tracer.step()
-
-
-if __name__ == "__main__":
-    record(*sys.argv[1:])

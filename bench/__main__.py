@@ -40,11 +40,11 @@ BENCHES = {
     "growth": Bench(ALL),
     "startup": Bench(ALL),
     "longest_call": Bench(ACCELERATORS),
-    "rollout_is": Bench(ALL, has_rounds=False, simulated={"SIMULATED_CAPACITY_MB": "81920"}),
     "reading": Bench(CPU),
     "view": Bench(CPU),
     "recommend": Bench(ACCELERATORS),
     "dry_run": Bench(CPU, has_rounds=False),
+    "truth": Bench(ALL, has_rounds=False),
 }
 
 

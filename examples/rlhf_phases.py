@@ -6,7 +6,7 @@ The policy learns to answer in even numbers. A step samples responses of varying
 (`rollout`), computes their log-probabilities under the current policy and under the first one
 (`actor_log_probs`, `reference_log_probs`) and their values (`critic_values`), rewards them
 (`reward`), and trains the critic and the actor. The last step writes a snapshot, and one for each
-of its phases. docs/how-to/phases.md describes them, and rlhf_phases.md what the weights cost.
+of its phases. docs/how-to/phases.md describes them.
 
 Responses are sampled in bfloat16 and the training uses float32, because in practice one engine
 samples and another trains. Rollout importance sampling corrects for the difference, token by token:

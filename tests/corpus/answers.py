@@ -4,11 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from corpus.truth import HEALTHY, LEAK, UNKNOWN, Program
 
 from pytracer.analysis import explain
 from pytracer.analysis.answer import Answer
 from pytracer.analysis.answer_words import NO_PROBLEM, answer_of
+from pytracer.analysis.blocks import held_at
+from pytracer.analysis.device_data import device_data
+from pytracer.analysis.holder_names import tells_where
 from pytracer.analysis.leaks.results import DeviceLeaks
 from pytracer.analysis.oom.reasons import STREAMS, WAITING
 from pytracer.reading import load
@@ -105,3 +109,24 @@ The remedy is one of a second run, with what helps."""
 
 def stated(program: Program) -> list[str]:
     return [name for name, (states, _) in PROPERTIES.items() if states(program)]
+
+
+def nameless_part(found: Found) -> float:
+    """Return the part of the memory of which the file tells neither what it is nor who keeps it.
+
+    Of the memory at the error, or at the peak. The part is 0 to 1.
+    """
+    snapshot = load(found.path)
+    data = device_data(snapshot, 0)
+    categories, usage = data.block_categories, data.history.usage.allocated_bytes
+    if categories is None or not len(usage):
+        return 0.0
+    held = held_at(data, len(data.trace) if found.answer.kind == "oom" else int(usage.argmax()))
+    (released, text), kept_by = held.column("released"), held["kept_by"]
+    is_nameless = [
+        categories.kinds[categories.kind[row]][0] == "unknown"
+        and not tells_where(released[text[i]] or snapshot.strings[int(kept_by[i])] or None)
+        for i, row in enumerate(held.rows.tolist())
+    ]
+    size_bytes = held["size_bytes"]
+    return float(size_bytes[np.array(is_nameless, bool)].sum() / max(size_bytes.sum(), 1))

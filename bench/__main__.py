@@ -39,7 +39,6 @@ BENCHES = {
     "dump": Bench(ALL),
     "growth": Bench(ALL),
     "startup": Bench(ALL),
-    "longest_call": Bench(ACCELERATORS),
     "reading": Bench(CPU),
     "view": Bench(CPU),
     "recommend": Bench(ACCELERATORS),

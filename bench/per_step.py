@@ -30,8 +30,7 @@ for the GIL many times, each time for the switch interval. With Python's default
 are most of the step, and their number is random, which hides all other effects. The benchmark
 therefore uses 0.1 ms; `--switch-interval 0.005` measures the default. Two clocks are read: wall
 time, which includes waiting for the GIL, and the process's CPU time without the busy thread, which
-does not. On a real GPU, waiting for the device is CPU time too. In longest_call.py the GIL is never
-free.
+does not. On a real GPU, waiting for the device is CPU time too.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/per_step.py --device cuda`.
 """

@@ -8,7 +8,8 @@ import argparse
 import functools
 import json
 import re
-from collections.abc import Iterable
+import statistics
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ NAMES = {
     DEFAULT: "**by default: with forward stacks, too**",
     "native python": "torch's own recorder, Python stacks",
     "native all": "torch's own recorder, Python and C++ stacks (its default)",
+}
+TRUE = {
+    "verdict": "the first line is right",
+    "keeper": "who keeps the memory is named",
+    "line": "a leak's line is named",
+    "rate": "its bytes a step, within 2 %",
+    "advice": "what helps is among the first two remedies",
+    "remedy": "what helps, applied: nothing is wrong any more",
 }
 
 
@@ -304,9 +313,40 @@ def gpu() -> str:
     return table(["ns added to an allocation and its free", *head], rows)
 
 
-TABLES = {make.__name__: make for make in (environment, overhead, reviewers, goals, startup, gpu)}
+def truth() -> str:
+    """Make the table of how often the answer is true, and the list of what is wrong today."""
+    found = [results("truth", device)["figures"] for device in DEVICES]
+
+    def of(kind: str, says: Callable[[dict[str, Any]], bool]) -> list[str]:
+        """Return for each device of how many programs of a kind the answer says so."""
+        chosen = ([row for row in rows if row["kinds"][0] == kind] for rows in found)
+        return [f"{sum(map(says, rows))} of {len(rows)}" for rows in chosen]
+
+    rows = [["programs", *(str(len(each)) for each in found)]]
+    for kind, what in (("leak", "leaks found"), ("healthy", "healthy programs accused")):
+        rows.append([what, *of(kind, lambda row: row["found"] not in ("healthy", "can't tell"))])
+        for rule in ("growth", "trend"):
+            by_rule = of(kind, lambda row, rule=rule: row["rules"][rule])
+            rows.append([f"{what}, by {rule}", *by_rule])
+    for name, what in TRUE.items():
+        stated = ([row["true"][name] for row in each if name in row["true"]] for each in found)
+        rows.append([what, *(f"{sum(true)} of {len(true)}" for true in stated)])
+    nameless = (statistics.mean(row["nameless"] for row in each) for each in found)
+    rows.append(["memory without a name, mean", *(f"{100 * part:.1f} %" for part in nameless)])
+    wrong = []
+    for row in found[0]:
+        names = [name for name, is_true in row["true"].items() if not is_true]
+        wrong += [f"`{row['name']}` ({', '.join(names)})"] * bool(names)
+    return f"{table(['', *DEVICES.values()], rows)}\n\nWrong on CUDA: {', '.join(wrong)}."
+
+
+MAKERS = (environment, overhead, reviewers, goals, startup, gpu, truth)
+TABLES = {make.__name__: make for make in MAKERS}
 DEVICE_TABLES = {make.__name__: make for make in (per_event, per_step, threads, dump, growth)}
-NAMES_OF_PAGES = ("docs/explanation/performance", "docs/how-to/maintainers", "bench/README")
+NAMES_OF_PAGES = (
+    *("docs/explanation/performance", "docs/explanation/fidelity", "docs/how-to/maintainers"),
+    "bench/README",
+)
 PAGES = [ROOT / f"{name}.md" for name in NAMES_OF_PAGES]
 
 

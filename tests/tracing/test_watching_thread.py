@@ -1,19 +1,10 @@
 """When is there a thread that watches for demands, and what becomes of it in a fork?"""
 
-import contextlib
-import pickle
-import re
-import signal
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
-from amount import amount
-from demands import SIGNAL, action, on_demand_files, send, threads
-from files_left import load
-from processes import run, start, without_end_line
+from demands import SIGNAL, send, threads
+from processes import run
 
 from pytracer import Tracer
 
@@ -34,92 +25,6 @@ def test_there_is_no_thread_without_need(tmp_path: Path, handler: list[int]) -> 
         assert len(threads()) == 1
         tracer.stop()
         assert threads() == []
-
-
-def test_tracers_that_come_and_go_on_many_threads(tmp_path: Path) -> None:
-    # GIVEN threads that start and stop tracers, and signals all the time
-    over = threading.Event()
-    ignored = signal.signal(SIGNAL, signal.SIG_IGN)
-
-    def trace(number: int) -> None:
-        for turn in range(20):
-            output = tmp_path / f"{number}-{turn}.pickle"
-            with Tracer(output, device="cpu", dump_signal=SIGNAL, keep_last=1):
-                time.sleep(0.002)
-
-    def demand() -> None:
-        while not over.is_set():
-            send()
-            time.sleep(0.001)
-
-    workers = [threading.Thread(target=trace, args=(number,)) for number in range(4)]
-    sender = threading.Thread(target=demand)
-    # WHEN all threads have run
-    for thread in [sender, *workers]:
-        thread.start()
-    for thread in workers:
-        thread.join()
-    over.set()
-    sender.join()
-    # THEN no thread is left, and all files are complete
-    assert threads() == []
-    assert action() == signal.SIG_IGN
-    signal.signal(SIGNAL, ignored)
-    assert len([path for path in tmp_path.glob("[!.]*") if "demand" not in path.name]) == 80
-    for path in tmp_path.glob("[!.]*"):
-        pickle.loads(path.read_bytes())
-
-
-@pytest.mark.slow
-def test_forked_children(tmp_path: Path) -> None:
-    # GIVEN a traced program that forks
-    program = """
-import os, pathlib, signal, sys, time
-import torch
-from pytracer import Tracer
-
-def wait_for(pattern):
-    deadline = time.monotonic() + 300
-    while not list(pathlib.Path().glob(pattern)):
-        assert time.monotonic() < deadline, pattern
-        time.sleep(0.01)
-
-def fork(work):
-    child = os.fork()
-    if child == 0:
-        work()
-        sys.exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-def send():
-    os.kill(os.getpid(), signal.SIGUSR2)
-
-def untraced():
-    # WHEN the signal comes to an untraced child, THEN the child continues
-    for _ in range(10):
-        send()
-    tracer.stop()
-    send()
-
-def traced():
-    # WHEN the child has its own tracer, THEN this tracer writes
-    with Tracer("child.pickle", device="cpu", dump_signal="USR2"):
-        send()
-        wait_for("child.demand-*")
-
-with Tracer("parent.pickle", device="cpu", dump_signal="USR2") as tracer:
-    fork(untraced)
-    fork(traced)
-    time.sleep(0.3)
-    # THEN the parent has written no snapshot, and still watches the signal
-    assert not list(pathlib.Path().glob("parent.demand-*"))
-    send()
-    wait_for("parent.demand-*")
-"""
-    done = run(program, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    names = sorted(path.name.split("-")[0] for path in tmp_path.glob("*.pickle"))
-    assert names == ["child.demand", "child.pickle", "parent.demand", "parent.pickle"]
 
 
 @pytest.mark.parametrize(("end", "status"), [("return", 0), ("sys.exit(3)", 3), ("1 / 0", 0)])
@@ -186,40 +91,52 @@ print("after", os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
 
 
 @pytest.mark.slow
-def test_signals_while_the_process_ends(tmp_path: Path) -> None:
-    # GIVEN a program that ignores the signal outside of the recording, and does not stop its tracer
+def test_forked_children(tmp_path: Path) -> None:
+    # GIVEN a traced program that forks
     program = """
-import atexit, signal
+import os, pathlib, signal, sys, time
 import torch
 from pytracer import Tracer
 
-signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-late = Tracer("late.pickle", device="cpu", dump_signal="USR2")
-atexit.register(late.start)  # runs after pytracer's own exit callback
-Tracer("x.pickle", device="cpu", dump_signal="USR2", keep_last=3).start()
-kept = [torch.empty(n + 1) for n in range(2000)]
-print("recording", flush=True)
-input()
+def wait_for(pattern):
+    deadline = time.monotonic() + 300
+    while not list(pathlib.Path().glob(pattern)):
+        assert time.monotonic() < deadline, pattern
+        time.sleep(0.01)
+
+def fork(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def send():
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+def untraced():
+    # WHEN the signal comes to an untraced child, THEN the child continues
+    for _ in range(10):
+        send()
+    tracer.stop()
+    send()
+
+def traced():
+    # WHEN the child has its own tracer, THEN this tracer writes
+    with Tracer("child.pickle", device="cpu", dump_signal="USR2"):
+        send()
+        wait_for("child.demand-*")
+
+with Tracer("parent.pickle", device="cpu", dump_signal="USR2") as tracer:
+    fork(untraced)
+    fork(traced)
+    time.sleep(0.3)
+    # THEN the parent has written no snapshot, and still watches the signal
+    assert not list(pathlib.Path().glob("parent.demand-*"))
+    send()
+    wait_for("parent.demand-*")
 """
-    for _ in range(amount(2, 5)):
-        with start(program, cwd=tmp_path) as process:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            assert process.stdout.readline() == "recording\n"
-            # WHEN it ends while many signals come
-            send(process.pid)
-            process.stdin.write("\n")
-            process.stdin.flush()
-            while process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    send(process.pid)
-                time.sleep(0.0005)
-            assert process.stderr is not None
-            messages = process.stderr.read()
-        # THEN it ends normally, and its live blocks are in the file
-        messages = re.sub(r"pytracer: no snapshots on demand: can't .* thread.*\n", "", messages)
-        assert (process.returncode, without_end_line(messages)) == (0, "")
-        assert len(load(tmp_path / "x.pickle")["segments"]) == 2000
-        (tmp_path / "x.pickle").unlink()
-    for path in on_demand_files(tmp_path):
-        assert sys.getsizeof(load(path))
+    done = run(program, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = sorted(path.name.split("-")[0] for path in tmp_path.glob("*.pickle"))
+    assert names == ["child.demand", "child.pickle", "parent.demand", "parent.pickle"]

@@ -22,10 +22,14 @@ from typing import Any
 
 import cases
 import numpy as np
-from attack import Budget, Outcome
-from cases import Case, Found
+import torch
+from attack import Budget, Found
+from cases import Case
 from flat import check_flat
 from memory import status_bytes
+
+from pytracer import Tracer
+from pytracer.reading import load
 
 PROMISE = (
     "The recorded names and lines are those of the code that ran, although the addresses of code "
@@ -42,7 +46,7 @@ ALLOC, FREED = 0, 2
 Frame = tuple[str, str, int]
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "functions", 300)
 
 
@@ -108,8 +112,6 @@ class Maker:
 
 def batch(case: Case, number: int, empty: Callable[[int], Any], end: float, found: Found) -> None:
     """Run functions in two threads, recorded by one tracer."""
-    from pytracer import Tracer
-
     rng = random.Random(f"{case.seed} {number}")
     is_small = rng.random() < 0.3
     bound = SMALL_TABLE_BYTES if is_small else FULL_TABLE_BYTES
@@ -148,8 +150,8 @@ def batch(case: Case, number: int, empty: Callable[[int], Any], end: float, foun
         dumping.set()
         dumper.join(50)
         found.check(not dumper.is_alive(), "a thread that dumps hangs")
-    found.problems += problems
-    if found.problems:
+    found.failures += problems
+    if found.failures:
         return
     expected = {size: frame for maker in makers for size, frame in maker.expected.items()}
     check(tracer, expected, bound, is_small, found)
@@ -161,8 +163,6 @@ def check(
     tracer: Any, expected: dict[int, Frame], bound: int, is_small: bool, found: Found
 ) -> None:
     """Compare the innermost frame of each allocation, in `events()` and in a file."""
-    from pytracer.reading import load
-
     events = tracer.events()
     stats = tracer.stats()["stacks"]
     missing = int(np.sum(events["stack"] == 0))
@@ -200,8 +200,6 @@ def check(
 
 
 def case(case: Case) -> Found:
-    import torch
-
     empty = functools.partial(torch.empty, dtype=torch.uint8)  # adds no Python frame
     sys.setswitchinterval(0.0005)
     found = Found()
@@ -211,7 +209,7 @@ def case(case: Case) -> Found:
         batch(case, number, empty, end, found)
         gc.collect()
         resident.append(status_bytes("VmRSS"))
-        if found.problems or time.monotonic() > end:
+        if found.failures or time.monotonic() > end:
             break
     check_flat(resident, TOLERANCE_BYTES, found)
     return found

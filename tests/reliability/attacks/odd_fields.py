@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.test_any_snapshot import BAD_VALUES
-from attack import Budget, Outcome
+from attack import Budget, Found
 from hostile import GOLDEN, PROMISE, attack_files
 
 __all__ = ["PROMISE"]
@@ -73,7 +73,7 @@ def changed(content: Any, at: Path_, change: Any) -> Any:
     return copied
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     files = {path.name: pickle.loads(path.read_bytes()) for path in GOLDEN if path.name in FILES}
     fields = [(name, at) for name, content in files.items() for at in places(content)]
     count = len(fields) * len(CHANGES)

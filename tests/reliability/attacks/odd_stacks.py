@@ -22,10 +22,13 @@ from types import FrameType
 from typing import Any
 
 import cases
+import torch
 import viewers
-from attack import Budget, Outcome
-from cases import Case, Found
+from attack import Budget, Found
+from cases import Case
 from stack_shapes import SHAPES, in_greenlets
+
+from pytracer import Tracer
 
 PROMISE = (
     "Every recorded stack is exactly what `sys._getframe()` shows at that place, cut at "
@@ -41,7 +44,7 @@ ALLOC = 0
 Frames = list[tuple[str, str, int]]
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "stacks", 4)
 
 
@@ -49,14 +52,10 @@ class Program:
     """A program that allocates and keeps the stack of each allocation."""
 
     def __init__(self, depth: int) -> None:
-        import torch
-        from core_events import chain
-
-        from pytracer import Tracer
+        from core_events import chain  # enables stacks, which a case does by itself
 
         self._chain = chain
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
-        self._torch_empty, self._uint8 = torch.empty, torch.uint8
         self.depth = depth
         self.tracer = Tracer(device="cpu", stack_depth=depth, trace_alloc_max_entries=200_000)
         self.expected: dict[int, Frames] = {}  # by the block's size
@@ -65,7 +64,7 @@ class Program:
 
     def mark(self) -> None:
         """Allocate and keep the stack, on one line; a finaliser may run in between."""
-        empty, kind, chain, depth = self._torch_empty, self._uint8, self._chain, self.depth
+        empty, kind, chain, depth = torch.empty, torch.uint8, self._chain, self.depth
         size = next(self._sizes)
         # fmt: off
         self.expected[size] = (empty(size, dtype=kind), chain(sys._getframe(), depth))[1]
@@ -123,7 +122,7 @@ class Program:
             for place, stack in (("events()", recorded), ("the file", written)):
                 actual = stack.get(size)
                 if actual != expected:
-                    found.problems.append(f"{place}: {difference(actual, expected)}")
+                    found.failures.append(f"{place}: {difference(actual, expected)}")
                     return
         dropped = self.tracer.stats()["stacks"]["dropped"]
         found.check(dropped == 0, f"{dropped} stacks were dropped")
@@ -210,6 +209,6 @@ def case(case: Case) -> Found:
         while gc.collect():
             pass
         gc.disable()  # so that no finaliser allocates from here on
-        found.problems += program.problems
+        found.failures += program.problems
         program.check(found)
     return found

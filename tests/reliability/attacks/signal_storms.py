@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import torch
 import viewers
-from attack import Budget, Outcome
-from cases import Case, Found
+from attack import Budget, Found
+from cases import Case
+
+from pytracer import Tracer
 
 PROMISE = (
     "No signal, at any moment, ends the process, damages a file or is left unanswered: after the "
@@ -41,7 +44,7 @@ LAST_DEMANDS = 20
 SIGNAL_STACK_BYTES = 2**20
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "signals", 5)
 
 
@@ -80,10 +83,6 @@ class Program:
     """The process that receives the signals."""
 
     def __init__(self, case: Case) -> None:
-        import torch
-
-        from pytracer import Tracer
-
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
         self.found = Found()
         self.rng = case.rng
@@ -110,12 +109,10 @@ class Program:
             sizes = (segment["total_size"] for segment in snapshot["segments"])
             self.marks |= {size for size in sizes if size >= MARKED}
         except Exception as error:
-            self.found.problems.append(f"{path} is damaged: {error!r}")
+            self.found.failures.append(f"{path} is damaged: {error!r}")
 
     def handle(self, number: int, frame: object) -> None:
         """Handle a signal, on the main thread, between any two instructions of Python."""
-        from pytracer import Tracer
-
         self.handled += 1
         kind = self.rng.randrange(40)
         kept = self.empty(100)
@@ -151,7 +148,7 @@ class Program:
                 time.sleep(0.001)
                 del kept
         except BaseException:
-            self.found.problems.append(f"a thread ended: {traceback.format_exc()}")
+            self.found.failures.append(f"a thread ended: {traceback.format_exc()}")
 
     def demand(self, number: int) -> bool:
         """Return whether a request soon after others leads to a snapshot of its own moment."""
@@ -196,7 +193,7 @@ def case(case: Case) -> Found:
         signals, demands = map(int, os.read(reader, 100).split())
         for number in range(LAST_DEMANDS):
             if not program.demand(number):
-                found.problems.append(f"demand {number} after {demands} others has no file")
+                found.failures.append(f"demand {number} after {demands} others has no file")
                 break
         program.done.set()
         for thread in threads:

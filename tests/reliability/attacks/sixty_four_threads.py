@@ -19,8 +19,13 @@ from typing import Any
 
 import cases
 import numpy as np
-from attack import Budget, Outcome
-from cases import Case, Found
+import torch
+from attack import Budget, Found
+from cases import Case
+
+from pytracer import Tracer, annotate
+from pytracer.analysis.history import replay
+from pytracer.reading import load
 
 PROMISE = (
     "Whatever 64 threads do at the same time, each allocation and each free is recorded once, in "
@@ -37,7 +42,7 @@ JOIN_SECONDS = 50.0
 ALLOC, FREED = 0, 2  # indices in pytracer.ACTIONS
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "allocations", 6)
 
 
@@ -56,8 +61,6 @@ class Worker(threading.Thread):
         self.problem: str | None = None
 
     def run(self) -> None:
-        from pytracer import annotate
-
         try:
             with annotate(self.phases[0]):
                 while time.monotonic() < self.deadline and not self.program.stopping.is_set():
@@ -66,8 +69,6 @@ class Worker(threading.Thread):
             self.problem = traceback.format_exc()
 
     def turn(self) -> None:
-        from pytracer import annotate
-
         kind = self.rng.random()
         if kind < 0.9:
             for _ in range(self.rng.randrange(1, 30)):
@@ -107,10 +108,6 @@ class Worker(threading.Thread):
 
 class Program:
     def __init__(self, case: Case) -> None:
-        import torch
-
-        from pytracer import Tracer
-
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
         self.case = case
         self.stopping = threading.Event()
@@ -178,9 +175,6 @@ def check_events(program: Program, workers: list[Worker], found: Found) -> None:
 
 def check_files(case: Case, program: Program, found: Found) -> None:
     """Check that every file's trace leads to its state, and that steps share no event."""
-    from pytracer.analysis.history import replay
-    from pytracer.reading import load
-
     recorded = 0
     paths = sorted(case.path.rglob("*.pickle"))
     for path in paths:
@@ -194,7 +188,7 @@ def check_files(case: Case, program: Program, found: Found) -> None:
             found.check(last == state, problem)
             found.check(device.overwritten == 0, f"{path.name}: events are missing")
         except Exception as error:
-            found.problems.append(f"{path} does not load: {error!r}")
+            found.failures.append(f"{path} does not load: {error!r}")
             continue
         if path.is_relative_to(case.path / "steps"):
             recorded += device.recorded
@@ -214,9 +208,9 @@ def case(case: Case) -> Found:
         for worker in workers:
             worker.join(case.seconds + JOIN_SECONDS)
             found.check(not worker.is_alive(), f"thread {worker.number} hangs")
-        if found.problems:
+        if found.failures:
             return found
-    found.problems += [worker.problem for worker in workers if worker.problem]
+    found.failures += [worker.problem for worker in workers if worker.problem]
     check_events(program, workers, found)
     check_files(case, program, found)
     return found

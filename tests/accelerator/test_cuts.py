@@ -24,6 +24,7 @@ import simulated
 import torch
 from accelerator.extension import Churn, Extension
 from amount import amount
+from thread_failures import repeated
 
 from pytracer import Tracer
 from pytracer.owners.read import OwnersNow
@@ -202,31 +203,6 @@ class Replay:
 # --- the threads ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def threads(*bodies: Callable[[], None]) -> Iterator[None]:
-    """Run each body repeatedly in a thread of its own, and raise its exception at the end."""
-    ended, failures = threading.Event(), []
-
-    def run(body: Callable[[], None]) -> None:
-        try:
-            while not ended.is_set():
-                body()
-        except BaseException as failure:
-            failures.append(failure)
-
-    running = [threading.Thread(target=run, args=[body]) for body in bodies]
-    for thread in running:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in running:
-            thread.join()
-    for failure in failures:
-        raise failure
-
-
 class TensorThread:
     """Allocates and frees tensors and raw memory on one device; some are used on another stream."""
 
@@ -275,7 +251,7 @@ class AllocatingThreads:
             for sizes in ((1, 4 << 20), (100, 40_000))
         ]
         released = 0
-        with threads(*tensors, *others):
+        with repeated(*tensors, *others):
             for _ in range(count):
                 before = released
                 with allowed_in_portions(churns) as portions:
@@ -422,7 +398,7 @@ def test_addresses_reused_during_exports_keep_the_right_stacks(
     # WHEN snapshots are exported in the meantime, as dicts and as files
     with (
         Tracer(device=backend, trace_alloc_max_entries=3_000) as tracer,
-        threads(*map(allocator_of, range(8))),
+        repeated(*map(allocator_of, range(8))),
     ):
         for number in range(CUTS):
             if number % 2:

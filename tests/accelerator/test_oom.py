@@ -187,44 +187,34 @@ def test_whether_it_was_fragmentation(backend: str, tmp_path: Path, is_fragmente
 def test_the_number_of_snapshots_is_limited(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:
-    # GIVEN a tracer that wants two files, one that wants none, and one without an output
+    # GIVEN a tracer that wants two files, one that wants none, one without an output, and one with
+    # the default
+    paths: list[str] = []
+    folder = pytracer.Tracer(tmp_path / "folder", device=backend, on_snapshot=paths.append)
     two = pytracer.Tracer(tmp_path / "two.pickle", device=backend, max_oom_snapshots=2)
     none = pytracer.Tracer(tmp_path / "none.pickle", device=backend, max_oom_snapshots=0)
     nowhere = pytracer.Tracer(device=backend)
-    with two, none, nowhere:
-        # WHEN memory runs out three times
-        for _ in range(3):
+    with two, none, nowhere, folder:
+        # WHEN memory runs out six times
+        for _ in range(6):
             ask_for_too_much()
         # THEN the first and the last are written, next to the output file
-        names = files(tmp_path)
+        names = sorted(path.name for path in tmp_path.glob("[!.]*"))
         assert [re.sub(r"\d", "0", name) for name in names] == [
-            "two.oom-00000000-000000-000000.pickle"
-        ] * 2
-        # AND all tracers have recorded all three
-        for tracer in (two, none, nowhere):
+            *("folder", *["two.oom-00000000-000000-000000.pickle"] * 2)
+        ]
+        # AND by default the first two and the last
+        kept = sorted(map(str, tmp_path.glob("folder/oom_*/*")))
+        assert kept == [paths[0], paths[1], paths[5]]
+        assert folder.stats()["oom_snapshots"] == 6
+        # AND all tracers have recorded all six
+        for tracer in (two, none, nowhere, folder):
             actions = [ACTIONS[number] for number in tracer.events()["action"]]
-            assert actions.count("oom") == 3
+            assert actions.count("oom") == 6
     # WHEN the tracers have stopped
     ask_for_too_much()
     # THEN no further file is written
     assert len(list(tmp_path.glob("*.oom-*"))) == 2
-
-
-def test_the_first_and_the_last_of_a_dozen_files_remain(
-    backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
-) -> None:
-    # GIVEN a program that catches torch's exception
-    paths: list[str] = []
-    with pytracer.Tracer(tmp_path, device=backend, on_snapshot=paths.append) as tracer:
-        # WHEN memory runs out twelve times
-        for _ in range(12):
-            ask_for_too_much()
-        # THEN the first two snapshots and the last one remain, and all twelve are recorded
-        kept = sorted(map(str, tmp_path.glob("oom_*/*")))
-        assert kept == [paths[0], paths[1], paths[11]]
-        assert tracer.stats()["oom_snapshots"] == 12
-        actions = [ACTIONS[number] for number in tracer.events()["action"]]
-        assert actions.count("oom") == 12
 
 
 def test_out_of_memory_in_a_backward(backend: str, device: ModuleType, tmp_path: Path) -> None:

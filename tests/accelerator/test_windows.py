@@ -1,9 +1,11 @@
 """Test windows on an accelerator: each file has all events of its step, and a consistent state."""
 
 import pickle
+import random
 import re
-import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +15,7 @@ import viewers
 from amount import amount
 from processes import environment, run
 from step_files import Snapshot, timeless
+from thread_failures import repeated
 
 from pytracer import Tracer, annotate, patch_torch, text, unpatch_torch
 from pytracer.tracing import description
@@ -94,33 +97,24 @@ def test_overlapping_sessions_have_the_same_events(
 
 def test_windows_while_threads_allocate(backend: str, device: ModuleType, tmp_path: Path) -> None:
     # GIVEN threads that allocate without a pause
-    stop = threading.Event()
     count = amount(15, 40)
 
-    def allocate(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        kept: list[torch.Tensor] = []
-        while not stop.is_set():
-            size = int(torch.randint(1, 3 << 20, (), generator=generator))
-            kept.append(torch.empty(size, dtype=torch.uint8, device=backend))
-            if len(kept) > 20:
-                kept.pop(int(torch.randint(0, 20, (), generator=generator)))
+    def allocate(chosen: random.Random, kept: list[torch.Tensor]) -> None:
+        size = chosen.randrange(1, 3 << 20)
+        kept.append(torch.empty(size, dtype=torch.uint8, device=backend))
+        if len(kept) > 20:
+            kept.pop(chosen.randrange(20))
 
-    threads = [threading.Thread(target=allocate, args=(seed,)) for seed in range(3)]
     complete = Tracer(device=backend, trace_alloc_max_entries=10_000_000)
     windows = Tracer(
         tmp_path, device=backend, steps=range(1, count + 1), trace_alloc_max_entries=10_000_000
     )
     with complete, windows:
-        for thread in threads:
-            thread.start()
-        # WHEN steps end in the meantime
-        for _ in range(count):
-            stop.wait(0.02)
-            windows.step()
-        stop.set()
-        for thread in threads:
-            thread.join()
+        with repeated(*(partial(allocate, random.Random(seed), []) for seed in range(3))):
+            # WHEN steps end in the meantime
+            for _ in range(count):
+                time.sleep(0.02)
+                windows.step()
         everything = timeless(complete.snapshot())
     # THEN every file is consistent (`read` checks this), and each event is in exactly one file
     files = [read(tmp_path / f"step{step}") for step in range(1, count + 1)]

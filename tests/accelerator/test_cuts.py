@@ -6,7 +6,6 @@ snapshot is taken while no thread allocates. The result must equal the snapshot'
 
 import gc
 import itertools
-import pickle
 import random
 import sys
 import threading
@@ -15,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -357,72 +355,3 @@ def test_torchs_own_snapshots_do_not_interfere(
     for replay in replays:
         replay.check(last)
         assert replay.markers == CUTS // 3 + 1 + torch_snapshots[0]
-
-
-def test_addresses_reused_during_exports_keep_the_right_stacks(
-    backend: str, devices: list[int], tmp_path: Path
-) -> None:
-    # GIVEN threads with functions of their own, whose requests are rounded to the same block size,
-    # so that they use the same addresses; the requested size identifies the function
-    smallest = 1000
-
-    def allocator_of(number: int) -> Callable[[], None]:
-        scope: dict[str, Any] = {"empty": torch.empty, "byte": torch.uint8}
-        exec(
-            f"def allocate_{number}(device):\n"
-            f"    return empty({smallest + number}, dtype=byte, device=device)",
-            scope,
-        )
-        allocate, held = scope[f"allocate_{number}"], [None] * 4
-        draw = random.Random(number)
-
-        def body() -> None:
-            for _ in range(20):
-                place = draw.randrange(len(held))
-                held[place] = None
-                held[place] = allocate(f"{backend}:{draw.choice(devices)}")
-            time.sleep(0.0005)
-
-        return body
-
-    def check(entry: Entry, size: int) -> None:
-        assert entry["frames"][0]["name"] == f"allocate_{size - smallest}"
-
-    with Tracer(device=backend) as tracer:
-        before = tracer.snapshot()
-    old_blocks = {
-        address for index in devices for address in State.from_segments(before, index).blocks
-    }
-    users: dict[tuple[int, int], set[int]] = {}  # functions by device and address
-    blocks = 0
-    # WHEN snapshots are exported in the meantime, as dicts and as files
-    with (
-        Tracer(device=backend, trace_alloc_max_entries=3_000) as tracer,
-        repeated(*map(allocator_of, range(8))),
-    ):
-        for number in range(CUTS):
-            if number % 2:
-                snapshot = tracer.snapshot()
-            else:
-                tracer.dump(tmp_path / "now.pickle")
-                snapshot = pickle.loads((tmp_path / "now.pickle").read_bytes())
-            # THEN each event and each block has the stack of the function that allocated it
-            last: dict[tuple[int, int], Entry] = {}
-            for index, trace in enumerate(snapshot["device_traces"]):
-                for event in trace:
-                    if event["action"] == "alloc":
-                        check(event, event["size"])
-                        last[index, event["addr"]] = event
-                        users.setdefault((index, event["addr"]), set()).add(event["size"])
-            for segment in snapshot["segments"]:
-                for block in segment["blocks"]:
-                    if block["state"] == "inactive" or block["address"] in old_blocks:
-                        continue
-                    check(block, block["requested_size"])
-                    blocks += 1
-                    # AND it is the stack of the last allocation at this address
-                    event = last.get((segment["device"], block["address"]))
-                    assert event is None or frames_of(event) == frames_of(block)
-    # AND addresses were reused by several functions
-    assert blocks > 10 * CUTS
-    assert sum(len(functions) > 1 for functions in users.values()) > 10

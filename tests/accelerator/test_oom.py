@@ -10,14 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import simulated
 import torch
 from files_left import files
 from thread_failures import failures_of
 
 import pytracer
 from pytracer import ACTIONS
-from pytracer.analysis.report import stats
 from pytracer.backends import devices
 from pytracer.reading import load, reader
 from pytracer.tracing import oom_answer
@@ -139,49 +137,6 @@ def test_the_answer_is_in_the_exception(backend: str, tmp_path: Path) -> None:
 def text_behind(error: BaseException) -> str:
     """Return the notes of an exception."""
     return "\n".join(getattr(error, "__notes__", []))
-
-
-@pytest.mark.parametrize("is_fragmented", [True, False])
-def test_whether_it_was_fragmentation(backend: str, tmp_path: Path, is_fragmented: bool) -> None:
-    # GIVEN a device whose segments are partly free, or a device that is too small
-    if not simulated.active():
-        pytest.skip("needs a device of a chosen capacity")
-    before = simulated.capacity(0)
-    used = simulated.used_bytes(0)
-    simulated.set_capacity(used + 400 * MIB, 0)
-    try:
-        with pytracer.Tracer(tmp_path / "x.pickle", device=backend) as tracer:
-
-            def make(mib: int) -> torch.Tensor:
-                return torch.empty(mib * MIB, dtype=torch.uint8, device=f"{backend}:0")
-
-            peak = [make(80) for _ in range(4)]
-            del peak
-            held = [make(45) for _ in range(4)]  # each in a segment of 80 MiB or a little more
-            # WHEN memory runs out
-            with pytest.raises(torch.OutOfMemoryError):
-                make(160 if is_fragmented else 300)
-            del tracer
-    finally:
-        simulated.set_capacity(before, 0)
-    (path,) = tmp_path.glob("x.oom-*")
-    device = stats(load(path), device=0).devices[0]
-    # THEN the report distinguishes the two cases by the free memory of the driver and the segments
-    oom = device.ooms[-1]
-    assert oom.fits_in_largest_block is oom.fits_in_free_blocks is False
-    assert oom.fits_if_joined is is_fragmented
-    assert oom.sample is not None
-    assert oom.available_bytes == oom.device_free_bytes == 400 * MIB - oom.sample.reserved_bytes
-    assert oom.free_in_segments_bytes == oom.sample.reserved_bytes - oom.sample.active_bytes
-    assert oom.elsewhere_bytes == used
-    # AND the sites are those at the out-of-memory, not at the peak
-    at_oom, at_peak = (device.held_by("line", moment) for moment in ("oom", "peak"))
-    assert at_oom is not None
-    assert at_peak is not None
-    (site,) = at_oom.groups
-    assert (site.count, site.requested_bytes) == (4, 4 * 45 * MIB)
-    assert sum(site.requested_bytes for site in at_peak.groups) == 4 * 80 * MIB
-    assert len(held) == 4
 
 
 def test_the_number_of_snapshots_is_limited(

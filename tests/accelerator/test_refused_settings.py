@@ -11,7 +11,13 @@ import pytracer
 from pytracer.errors import ConfigError
 from pytracer.settings import change
 
-REFUSED_BY_BACKEND: dict[str, list[tuple[str, str]]] = {
+REFUSED: dict[str, list[tuple[str, str]]] = {
+    "": [
+        ("foo:1", 'no setting "foo"'),
+        ("expandable_segment:True", "did you mean expandable_segments?"),
+        ("expandable_segments:maybe", '"expandable_segments:maybe": Expected'),
+        ("expandable_segments", 'cannot be read from "expandable_segments"'),
+    ],
     "cuda": [
         ("max_split_size_mb:abc", '"max_split_size_mb:abc": a number is expected'),
         ("max_split_size_mb:3", '"max_split_size_mb:3": .* must be >= 20'),
@@ -33,27 +39,12 @@ REFUSED_BY_BACKEND: dict[str, list[tuple[str, str]]] = {
 }
 
 
-REFUSED_BY_BOTH = [
-    ("foo:1", 'no setting "foo"'),
-    ("expandable_segment:True", "did you mean expandable_segments?"),
-    ("expandable_segments:maybe", '"expandable_segments:maybe": Expected'),
-    ("expandable_segments", 'cannot be read from "expandable_segments"'),
-]
-
-
-@pytest.mark.parametrize(("wrong", "message"), REFUSED_BY_BOTH)
-def test_refused_settings(state: State, wrong: str, message: str) -> None:
-    _check_refusal(state, wrong, message)
-
-
-@pytest.mark.parametrize("index", range(max(map(len, REFUSED_BY_BACKEND.values()))))
-def test_settings_refused_by_this_backend(state: State, index: int, backend: str) -> None:
-    if index >= len(REFUSED_BY_BACKEND[backend]):
-        pytest.skip("the other backend has more of them")
-    _check_refusal(state, *REFUSED_BY_BACKEND[backend][index])
-
-
-def _check_refusal(state: State, wrong: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("by", "wrong", "message"), [(by, *each) for by, refused in REFUSED.items() for each in refused]
+)
+def test_refused_settings(state: State, by: str, wrong: str, message: str) -> None:
+    if by not in ("", state.backend):
+        pytest.skip("the other backend refuses it")
     # GIVEN settings in force
     with pytracer.allocator_settings(OTHER_SETTINGS[state.backend]):
         before = state.all()

@@ -1,21 +1,16 @@
 """Test windows on an accelerator: each file has all events of its step, and a consistent state."""
 
 import pickle
-import random
 import re
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 import viewers
-from amount import amount
 from processes import environment, run
 from step_files import Snapshot, timeless
-from thread_failures import repeated
 
 from pytracer import Tracer, annotate, patch_torch, text, unpatch_torch
 from pytracer.tracing import description
@@ -93,34 +88,6 @@ def test_overlapping_sessions_have_the_same_events(
             expected = [e for e in by_step[step - 1] if e["user_metadata"] == phase]
             assert timeless(read(tmp_path / f"step{step}" / phase)) == expected
             assert any(not event["frames"] for event in expected) == (phase == "update")
-
-
-def test_windows_while_threads_allocate(backend: str, device: ModuleType, tmp_path: Path) -> None:
-    # GIVEN threads that allocate without a pause
-    count = amount(15, 40)
-
-    def allocate(chosen: random.Random, kept: list[torch.Tensor]) -> None:
-        size = chosen.randrange(1, 3 << 20)
-        kept.append(torch.empty(size, dtype=torch.uint8, device=backend))
-        if len(kept) > 20:
-            kept.pop(chosen.randrange(20))
-
-    complete = Tracer(device=backend, trace_alloc_max_entries=10_000_000)
-    windows = Tracer(
-        tmp_path, device=backend, steps=range(1, count + 1), trace_alloc_max_entries=10_000_000
-    )
-    with complete, windows:
-        with repeated(*(partial(allocate, random.Random(seed), []) for seed in range(3))):
-            # WHEN steps end in the meantime
-            for _ in range(count):
-                time.sleep(0.02)
-                windows.step()
-        everything = timeless(complete.snapshot())
-    # THEN every file is consistent (`read` checks this), and each event is in exactly one file
-    files = [read(tmp_path / f"step{step}") for step in range(1, count + 1)]
-    parts = [event for file in files for event in timeless(file)]
-    assert len(parts) > 25 * count
-    assert everything[: len(parts)] == parts
 
 
 def test_a_device_that_is_initialised_during_a_step(backend: str, tmp_path: Path) -> None:

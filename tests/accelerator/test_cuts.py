@@ -10,9 +10,8 @@ import random
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,7 @@ from accelerator.extension import Churn, Extension
 from amount import amount
 from thread_failures import repeated
 
-from pytracer import Tracer
+from pytracer import Tracer, expandable_segments
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import Registry
 
@@ -288,22 +287,6 @@ def allowed_in_portions(churns: list[Churn]) -> Iterator[list[int]]:
     thread.join()
 
 
-@contextmanager
-def expandable_segments(device: ModuleType, switched_on: bool) -> Iterator[None]:
-    with ExitStack() as at_end:
-
-        def switch(on: bool) -> None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                device.memory._set_allocator_settings(f"expandable_segments:{on}")
-
-        if switched_on:
-            switch(True)
-            at_end.callback(switch, False)
-            at_end.callback(device.empty_cache)
-        yield
-
-
 @pytest.mark.parametrize("expandable", [False, True], ids=["", "expandable"])
 def test_every_cut_is_consistent(
     backend: str, device: ModuleType, devices: list[int], extension: Extension, expandable: bool
@@ -311,7 +294,7 @@ def test_every_cut_is_consistent(
     # WHEN snapshots are taken while threads allocate on all devices, THEN each is consistent
     allocating = AllocatingThreads(backend, devices, extension)
     with (
-        expandable_segments(device, expandable),
+        expandable_segments(expandable),
         Tracer(device=backend, trace_alloc_max_entries=RING) as tracer,
     ):
         before = tracer.snapshot()

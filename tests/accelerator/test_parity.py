@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 from accelerator import parity
-from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity
+from accelerator.parity import (
+    DifferenceError,
+    Rules,
+    Seen,
+    Snapshot,
+    check_parity,
+    recorded_by_torch,
+)
 from accelerator.workload import Workload
 from contexts import with_context
 
@@ -36,18 +43,6 @@ CHUNK = min(500_000, LONG_RUN // 3)
 
 
 pytestmark = pytest.mark.usefixtures("no_collector")
-
-
-@contextmanager
-def recorded_by_torch(device: ModuleType, backend: str, context: str | None) -> Iterator[None]:
-    """Switch on PyTorch's own recorder, without earlier events."""
-    record: Callable[..., None] = device.memory._record_memory_history
-    more = {"compile_context": True, "clear_history": True} if backend == "cuda" else {}
-    record("all", context=context, stacks="python", max_entries=MAX_ENTRIES, **more)
-    try:
-        yield
-    finally:
-        record(None)
 
 
 def completed_at_once(trace: list[Any]) -> int:
@@ -119,7 +114,7 @@ def test_records_are_equal(
     tracer = tracer_for(backend, rules)
     with (
         activity(backend, seed, **options) as workload,
-        recorded_by_torch(device, backend, rules.context),
+        recorded_by_torch(device, rules.context),
     ):
         tracer.start()
         begun = time.time_ns() // 1000
@@ -151,7 +146,7 @@ def test_a_tracer_that_starts_later(backend: str, device: ModuleType, context: s
     # GIVEN blocks whose allocations only PyTorch's recorder has recorded
     with (
         activity(backend, seed=11, expandable="toggled") as workload,
-        recorded_by_torch(device, backend, context),
+        recorded_by_torch(device, context),
     ):
         workload.run(5000)
         before = device.memory._snapshot()
@@ -176,7 +171,7 @@ def test_a_tracer_that_starts_later(backend: str, device: ModuleType, context: s
 def test_a_small_ring_holds_the_last_events(backend: str, device: ModuleType) -> None:
     # GIVEN a ring of 1,000 events
     tracer = tracer_for(backend, entries=1000)
-    with activity(backend, seed=12) as workload, recorded_by_torch(device, backend, "all"):
+    with activity(backend, seed=12) as workload, recorded_by_torch(device, "all"):
         tracer.start()
 
         # WHEN its events are overwritten many times
@@ -210,7 +205,7 @@ def test_a_long_run(backend: str, device: ModuleType) -> None:
     with activity(backend, seed=13, expandable="toggled", concurrent=True) as workload:
         tracer.start()
         while compared < LONG_RUN:
-            with recorded_by_torch(device, backend, "all"):
+            with recorded_by_torch(device, "all"):
                 # WHEN the activity continues
                 tracer.clear()
                 workload.run(CHUNK)
@@ -233,7 +228,7 @@ def recorded(request: pytest.FixtureRequest) -> tuple[Snapshot, Snapshot]:
     backend: str = request.getfixturevalue("backend")
     device: ModuleType = request.getfixturevalue("device")
     tracer = tracer_for(backend)
-    with activity(backend, seed=14) as workload, recorded_by_torch(device, backend, "all"):
+    with activity(backend, seed=14) as workload, recorded_by_torch(device, "all"):
         tracer.start()
         workload.run(1000)
         workload.leave_pending()

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerator.parity import Rules, check_parity, drop_last_markers
-from accelerator.workload import Workload
 from patched_torch import Torch, blocks, deep, events
 
 from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
@@ -79,22 +77,6 @@ def test_a_wrapper_around_the_replaced_function_keeps_working(patched: Torch) ->
 
 
 # Recording.
-
-
-@pytest.mark.parametrize("context", ["all", "alloc"])
-def test_the_record_is_torchs(patched: Torch, context: str) -> None:
-    # GIVEN torch's own recorder next to pytracer's
-    own = {"context": context, "stacks": "python", "max_entries": 1 << 20}
-    workload = Workload(patched.backend, seed=5, expandable="off")
-    patched.before["_record_memory_history"]("all", **own)
-    patched.record("all", **own)
-    # WHEN memory is used in all ways
-    workload.run(5000)
-    traced = patched.snapshot()
-    native = drop_last_markers(patched.before["_snapshot"]())
-    workload.close()
-    # THEN both records are equal
-    assert check_parity(native, traced, Rules(context=context)) >= 5000
 
 
 def test_the_number_of_entries_is_limited(patched: Torch) -> None:

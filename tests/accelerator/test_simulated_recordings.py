@@ -13,7 +13,6 @@ from processes import environment, run_python
 
 from pytracer.analysis.report import count_events
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, Recording, extract_recording
-from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.snapshot import ALLOC, OOM, Column
 from pytracer.recommendation import recommend
@@ -209,9 +208,3 @@ def test_training(backend: str, tmp_path: Path) -> None:
     # THEN the simulation of its own settings equals the training
     assert found.deviation.equal == found.deviation.requests > 500
     assert found.own.peak_reserved_bytes == statistics["stats"]["reserved_bytes.all.peak"]
-
-
-def test_a_device_that_the_file_does_not_have(record: Record) -> None:
-    path, _ = record(SEGMENTS, 31)
-    with pytest.raises(PytracerError, match="has no device 9: it has 2 devices"):
-        recommend(path, settings=[EXPANDABLE], device=9)

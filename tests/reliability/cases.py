@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from attack import Budget, Found
 
 HANG_SECONDS = 60.0  # the time that a case may take beyond its own, for a busy machine
 MAX_LINE = 1200
+THREAD_SECONDS = 50.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,27 @@ def _run(server: "subprocess.Popen[str]", case: Case) -> Found | None:
     if problem is not None:
         found.failures.insert(0, problem)
     return found
+
+
+@contextlib.contextmanager
+def threads(found: Found, *works: Callable[[], object]) -> Iterator[None]:
+    """Run works on daemon threads, and check that each ends soon after the block, and well."""
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException:
+            found.failures.append(f"a thread ended: {traceback.format_exc()}")
+
+    running = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in running:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in running:
+            thread.join(THREAD_SECONDS)
+            found.check(not thread.is_alive(), f"{thread.name} hangs")
 
 
 def serve(name: str) -> None:

@@ -2,12 +2,12 @@
 
 import gc
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cases
 from attack import Found
 from cases import Case
 from flat import check_flat
@@ -97,17 +97,11 @@ class RandomWork:
         path = self.path / "meanwhile.pickle"
 
         def dump() -> None:
-            try:
-                for _ in range(3):
-                    self.tracer.dump(path)
-            except BaseException as error:
-                self.found.failures.append(f"a thread that dumps ended: {error!r}")
+            for _ in range(3):
+                self.tracer.dump(path)
 
-        thread = threading.Thread(target=dump, daemon=True)
-        thread.start()
-        self.work(500)
-        thread.join(50)
-        self.found.check(not thread.is_alive(), "a thread that dumps hangs")
+        with cases.threads(self.found, dump):
+            self.work(500)
         self.read(path)
 
     def look(self) -> Read:

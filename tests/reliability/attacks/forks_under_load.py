@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ PROMISE = (
 DEVICE = "cpu"
 SECONDS = 25
 CHILD_SECONDS = 45.0  # the time limit of a child on a busy machine
-THREAD_SECONDS = 45.0
 KEPT = [1001, 1002, 1003]  # bytes of the blocks that the parent holds throughout
 
 
@@ -85,11 +85,8 @@ class Program:
             self.empty(3)
 
     def repeat(self, work: Callable[[], None]) -> None:
-        try:
-            while not self.done.wait(0.002):
-                work()
-        except BaseException:
-            self.found.failures.append(f"a thread ended: {traceback.format_exc()}")
+        while not self.done.wait(0.002):
+            work()
 
     # --- other libraries' hooks ---
 
@@ -214,12 +211,9 @@ def case(case: Case) -> Found:
         if name not in early:
             program.register(name)
     load = [program.allocate, program.dump, program.read, program.trace, program.phase]
-    threads = [
-        threading.Thread(target=program.repeat, args=(work,), daemon=True)
-        for work in rng.sample(load, rng.randrange(2, len(load) + 1))
+    works = [
+        partial(program.repeat, work) for work in rng.sample(load, rng.randrange(2, len(load) + 1))
     ]
-    for thread in threads:
-        thread.start()
     ways = ["os.fork"] * 5 + ["multiprocessing", "preexec_fn", "user"]
     deadline = time.monotonic() + case.seconds
 
@@ -228,15 +222,11 @@ def case(case: Case) -> Found:
         while time.monotonic() < deadline and not program.found.failures:
             program.fork(chosen.choice(ways), next(program.numbers))
 
-    others = []
     if rng.random() < 0.5:
-        others = [threading.Thread(target=fork_often, args=(f"{case.seed} 2",), daemon=True)]
-        others[0].start()
-    fork_often(case.seed)
-    program.done.set()
-    for thread in [*threads, *others]:
-        thread.join(THREAD_SECONDS)
-        program.found.check(not thread.is_alive(), f"{thread.name} hangs")
+        works.append(partial(fork_often, f"{case.seed} 2"))
+    with cases.threads(program.found, *works):
+        fork_often(case.seed)
+        program.done.set()
     program.tracer.stop()
     program.tracer.dump("parent.pickle")
     try:

@@ -15,7 +15,6 @@ import random
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -117,7 +116,6 @@ def batch(case: Case, number: int, empty: Callable[[int], Any], end: float, foun
     bound = SMALL_TABLE_BYTES if is_small else FULL_TABLE_BYTES
     makers = [Maker(random.Random(rng.random()), empty) for _ in range(2)]
     dumping = threading.Event()
-    problems: list[str] = []
 
     def make(maker: Maker, sizes: range) -> None:
         for size in sizes:
@@ -125,32 +123,17 @@ def batch(case: Case, number: int, empty: Callable[[int], Any], end: float, foun
             if size % 256 == 0 and time.monotonic() > end:
                 return
 
-    def guarded(work: Callable[..., None], *arguments: Any) -> None:
-        try:
-            work(*arguments)
-        except BaseException:
-            problems.append(f"a thread ended: {traceback.format_exc()}")
-
     def dump() -> None:
         while not dumping.wait(0.02):
             tracer.dump("meanwhile.pickle")
 
     with Tracer(device="cpu", max_stack_bytes=bound, stack_depth=4) as tracer:
         halves = (range(1, BATCH // 2), range(BATCH // 2, BATCH))
-        threads = [
-            threading.Thread(target=guarded, args=(make, maker, sizes), daemon=True)
-            for maker, sizes in zip(makers, halves, strict=True)
-        ]
-        dumper = threading.Thread(target=guarded, args=(dump,), daemon=True)
-        for thread in [*threads, dumper]:
-            thread.start()
-        for thread in threads:
-            thread.join(50)
-            found.check(not thread.is_alive(), "a thread that makes code hangs")
-        dumping.set()
-        dumper.join(50)
-        found.check(not dumper.is_alive(), "a thread that dumps hangs")
-    found.failures += problems
+        makes = [functools.partial(make, *each) for each in zip(makers, halves, strict=True)]
+        with cases.threads(found, dump):
+            with cases.threads(found, *makes):
+                pass
+            dumping.set()
     if found.failures:
         return
     expected = {size: frame for maker in makers for size, frame in maker.expected.items()}

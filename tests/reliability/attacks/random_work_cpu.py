@@ -7,8 +7,8 @@ bytes after each. Every file must equal the end of that list: the same events in
 with their phases and live bytes.
 """
 
-import threading
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,11 +87,9 @@ class Program(RandomWork):
 
     def in_thread(self, count: int) -> None:
         phase, self.phase = self.phase, ""  # a thread of the program inherits none
-        thread = threading.Thread(target=self.allocate_or_free, args=(count,), daemon=True)
-        thread.start()
-        thread.join(50)
+        with cases.threads(self.found, partial(self.allocate_or_free, count)):
+            pass
         self.phase = phase
-        self.found.check(not thread.is_alive(), "a thread that allocates hangs")
 
     def work(self, events: int) -> None:
         self.phase = f"turn {self.rng.randrange(6)}"

@@ -10,9 +10,7 @@ import itertools
 import queue
 import random
 import sys
-import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +36,6 @@ THREADS = 64
 MAX_PER_THREAD = 5_000  # allocations; the ring has room for all
 ENTRIES = 2 * THREADS * MAX_PER_THREAD
 MAX_STEPS = 60  # each step has a file with all live blocks
-JOIN_SECONDS = 50.0
 ALLOC, FREED = 0, 2  # indices in pytracer.ACTIONS
 
 
@@ -46,11 +43,10 @@ def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "allocations", 6)
 
 
-class Worker(threading.Thread):
+class Worker:
     """One of the threads, with the log of its operations."""
 
     def __init__(self, number: int, program: "Program", seconds: float) -> None:
-        super().__init__(daemon=True)
         self.number = number
         self.program = program
         self.deadline = time.monotonic() + seconds
@@ -58,15 +54,11 @@ class Worker(threading.Thread):
         self.allocated: dict[int, tuple[str, ...]] = {}  # phases, by size
         self.freed: list[int] = []
         self.phases = (f"thread {number % 7}",)
-        self.problem: str | None = None
 
     def run(self) -> None:
-        try:
-            with annotate(self.phases[0]):
-                while time.monotonic() < self.deadline and not self.program.stopping.is_set():
-                    self.turn()
-        except BaseException:
-            self.problem = traceback.format_exc()
+        with annotate(self.phases[0]):
+            while time.monotonic() < self.deadline:
+                self.turn()
 
     def turn(self) -> None:
         kind = self.rng.random()
@@ -110,7 +102,6 @@ class Program:
     def __init__(self, case: Case) -> None:
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
         self.case = case
-        self.stopping = threading.Event()
         self.shared: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.steps = itertools.count(1)
         self.taken = 0
@@ -203,14 +194,10 @@ def case(case: Case) -> Found:
     found = Found()
     with program.tracer, program.stepping:
         workers = [Worker(number, program, case.seconds) for number in range(THREADS)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(case.seconds + JOIN_SECONDS)
-            found.check(not worker.is_alive(), f"thread {worker.number} hangs")
+        with cases.threads(found, *(worker.run for worker in workers)):
+            time.sleep(case.seconds)
         if found.failures:
             return found
-    found.failures += [worker.problem for worker in workers if worker.problem]
     check_events(program, workers, found)
     check_files(case, program, found)
     return found

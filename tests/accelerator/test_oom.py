@@ -245,15 +245,12 @@ def test_the_log_explains_the_out_of_memory(
             message = ask_for_too_much()
     # THEN the log names the file, and then what happened, why, who holds memory and what to try
     (path,) = tmp_path.glob("x.oom-*")
-    wrote, verdict, asked, free, why, purposes, lines, advice = caplog.messages
+    wrote, verdict, *more = caplog.messages
     assert f"wrote {path}" in wrote
     assert verdict.startswith(f"OUT OF MEMORY: the request is too large ({backend}:0")
-    assert re.fullmatch(r"asked: 1 PiB \S+test_oom.py:\d+ .+", asked)
-    assert re.search(r"^free: .+ on the device", free)
-    assert why.startswith("why: 1 PiB are more than all free memory")
-    assert purposes.startswith("held: ")
-    assert re.search(r"^lines: .*3 MiB .*test_oom.py:\d+ test_the_log_explains", lines)
-    assert advice.startswith("do: This line asks for 1 PiB at once: look at its shapes")
+    roles = [line.partition(":")[0] for line in more]
+    assert roles == ["asked", "free", "why", "held", "lines", "do"]
+    assert re.search(r"3 MiB .*test_oom.py:\d+ test_the_log_explains", more[4])
     # AND the explanation took no device memory, and the exception is torch's
     assert taken[0] == taken[1]
     assert "out of memory" in message

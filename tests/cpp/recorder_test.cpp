@@ -318,24 +318,6 @@ TEST(only_a_thread_that_runs_no_python_inherits_a_phase) {
   CHECK(events[2].phase == 0);
 }
 
-TEST(times_are_in_the_order_of_events) {
-  Started session(options(1 << 20));
-  on_threads(4, [](uint64_t t) {
-    run_frames({frame_at(10 + t, 1)});
-    for (uint64_t i = 0; i < 20'000; ++i) {
-      alloc((t + 1) * 64, 8);
-      release((t + 1) * 64);
-    }
-  });
-  const View view = session.view();
-  int64_t before = 0;
-  for (const Event& event : copy_events(view.devices[0])) {
-    const int64_t now = WallClock::to_wall_ns(*view.devices[0].clock, event.ticks);
-    CHECK(now > before - 1'000);  // the counters of two processors may differ by some nanoseconds
-    before = now;
-  }
-}
-
 TEST(cuts_are_consistent_under_fire) {
   Started session(options(1 << 21));
   std::deque<Repeated> threads;

@@ -211,31 +211,6 @@ TEST(steps_are_bounded) {
   CHECK(found[17'000 - 16'384 - 1] == 0 && found[17'000 - 16'384] == 17'001 - 16'384);
 }
 
-TEST(the_view_of_a_phase_has_its_events_and_those_of_nested_phases) {
-  Phases& phases = Phases::instance();
-  Started session(options(100));
-  const Phases::Entered rollout = phases.enter("rollout");
-  alloc(64);
-  const Phases::Entered inner = phases.enter("sample");
-  alloc(128);
-  std::thread([&] {
-    const Phases::Entered update = phases.enter("update");
-    alloc(192);
-    phases.leave(update.entry);
-  }).join();
-  phases.leave(inner.entry);
-  phases.leave(rollout.entry);
-  alloc(256);
-  const View view = session.view(true, rollout.phase);
-  MemorySink sink;
-  write_snapshot(view, {""}, sink);
-  CHECK(sink.bytes.find("sample") != std::string::npos);
-  CHECK(sink.bytes.find("update") == std::string::npos);
-  CHECK(has_events(view) && has_events(session.view(true, inner.phase)));
-  session.clear();
-  CHECK(!has_events(session.view(true, rollout.phase)));
-}
-
 TEST(the_file_of_a_phase_counts_its_own_events) {
   Phases& phases = Phases::instance();
   Session session(options(100));

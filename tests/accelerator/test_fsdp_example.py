@@ -105,9 +105,8 @@ def test_other_models_and_settings_fit(shape: str, expandable: bool, tmp_path: P
         assert other.failed_bytes == LOGITS_BYTES
 
 
+@pytest.mark.usefixtures("simulated_device")
 def test_it_runs_with_a_larger_capacity(backend: str, tmp_path: Path) -> None:
-    if not simulated.active():
-        pytest.skip("the size of a real device cannot be chosen")
     # WHEN the capacity is larger, as an NPU needs
     done = run_example(tmp_path, "3b", "--capacity=56", expandable=False)
     # THEN all steps complete, on this device
@@ -117,9 +116,8 @@ def test_it_runs_with_a_larger_capacity(backend: str, tmp_path: Path) -> None:
     assert load(path).metadata.backends == (backend,)
 
 
+@pytest.mark.usefixtures("simulated_device")
 def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
-    if not simulated.active():
-        pytest.skip("the size of a real device cannot be chosen")
     # WHEN the device has less memory than the example needs
     done = run_example(tmp_path, "3b", expandable=True, device_mib=16 << 10)
     # THEN the example refuses to run, because its result would be misleading

@@ -190,6 +190,8 @@ def test_each_request(
     _, call, address, size = answer["calls"]
     assert call.tolist() == real["calls"][:, 0].tolist()
     assert size.tolist() == real["calls"][:, 2].tolist()
+    kinds = [answer[name] for name in ("device_allocs", "device_frees", "maps", "unmaps")]
+    assert kinds == np.bincount(call, minlength=4).tolist()
     # AND all blocks and segments are at the same places of the device
     moved = real["address"] - answer["address"]
     assert len(np.unique(moved[answer["address"] != 0])) <= 1

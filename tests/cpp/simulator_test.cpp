@@ -121,6 +121,28 @@ TEST(the_tie_of_equal_blocks_is_a_rule) {
   CHECK(program.last_address(rules) == begin + 32 * kMiB);
 }
 
+TEST(a_collection_that_waits_frees_left_blocks) {
+  // GIVEN cached memory above the threshold, and a block whose free waits
+  Rules rules;
+  rules.collection_threshold = 0.5;
+  rules.limit_bytes = 100 * kMiB;
+  Program program;
+  const int64_t cached = program.allocate(40 * kMiB);
+  const int64_t left = program.allocate(20 * kMiB);
+  program.free(cached);
+  program.leave(left);
+  program.allocate(30 * kMiB, 1);  // of another stream: collects
+  program.allocate(20 * kMiB);
+  // THEN it is free for the next allocation only if the collection waits for the device
+  const auto is_reused = [&](bool waits) {
+    rules.waits_to_release = waits;
+    const Simulated done = program.run(rules);
+    return done.address.data()[5] == done.address.data()[1];
+  };
+  CHECK(is_reused(true));
+  CHECK(!is_reused(false));
+}
+
 TEST(a_collection_leaves_expandable_segments_alone) {
   // GIVEN expandable segments of 400 MiB each, and a collection above 300 MiB
   Rules rules;

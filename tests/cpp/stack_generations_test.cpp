@@ -48,7 +48,7 @@ uint64_t check_stacks(const View& view) {
   uint64_t without = 0;
   const auto check = [&](uint32_t id, uint64_t number) {
     if (id == 0) ++without;
-    if (id != 0) CHECK(number_of(*view.stacks, id) == number);
+    if (id != 0) CHECK(number_of(*view.stacks, id) == number && view.stacks->generation_of(id)->is_used(id));
   };
   for (const DeviceView& device : view.devices) {
     for (const Event& event : copy_events(device)) {

@@ -31,10 +31,7 @@ def limit(extra_bytes: int) -> None:
 def attack(budget: Budget) -> Found:
     rng, found = budget.rng, Found("jobs under a limit")
     user = User(budget.folder / "user")
-    user.get_hook()
-    found.fail("before any attack", user.run().problems())
-    good = user.folder / "good"
-    shutil.copytree(user.cache, good)
+    good = user.keep_hook(found)
     for number in found.turns(budget):
         extra_bytes = int(2 ** rng.uniform(20, 31))
         entries = rng.choice((1000, 100_000, 10**7, 2**28))

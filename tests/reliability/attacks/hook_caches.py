@@ -157,10 +157,7 @@ def attack(budget: Budget) -> Found:
     rng, found = budget.rng, Found("jobs with a cache tampered with")
     user = User(budget.folder / "user")
     evil, mark = evil_library(budget.folder)
-    user.get_hook()
-    found.fail("before any attack", user.run().problems())
-    good = user.folder / "good"
-    shutil.copytree(user.cache, good)
+    good = user.keep_hook(found)
     (name,) = (path.name for path in good.glob("pytracer_cpu-*.so"))
     never_loaded = {**OF_OTHERS, **OF_ANOTHER}
     if os.geteuid() != 0:

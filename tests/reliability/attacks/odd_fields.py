@@ -24,14 +24,7 @@ SECONDS = 30
 FILES = ("snapshot-1.4-cuda.pickle", "snapshot-1.4-cpu.pickle", "cuda-2.15.0-ring.pickle")
 LIMITS: list[Any] = [
     *BAD_VALUES,
-    2**31 - 1,
-    -(2**31),
-    2**32,
-    2**53,
-    -(2**62),
-    2**63,
-    -(2**63) - 1,
-    2**200,
+    *(2**31 - 1, -(2**31), 2**32, 2**53, -(2**62), 2**63, -(2**63) - 1, 2**200),
 ]
 LIMITS += [-0.0, 1e308, float("-inf"), "x" * 10_000, "0", b"bytes", {"a": 1}, [0] * 100]
 REMOVED, DOUBLED = object(), object()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -57,6 +59,20 @@ class Rules:
     since: Sequence[int] = (0, 0)
     # By device, the addresses of the blocks that were live when it began.
     strangers: Sequence[frozenset[int]] = (frozenset(), frozenset())
+
+
+@contextmanager
+def recorded_by_torch(
+    device: ModuleType, context: str | None, entries: int = 1 << 20
+) -> Iterator[None]:
+    """Switch on PyTorch's own recorder, without earlier events."""
+    record = device.memory._record_memory_history
+    more = {"compile_context": True, "clear_history": True} if device is torch.cuda else {}
+    record("all", context=context, stacks="python", max_entries=entries, **more)
+    try:
+        yield
+    finally:
+        record(None)
 
 
 def drop_last_markers(native: Snapshot) -> Snapshot:

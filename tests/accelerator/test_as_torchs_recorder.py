@@ -1,9 +1,7 @@
 """Test promises of torch's recorder that its callers rely on, under `patch_torch()`."""
 
-import gc
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,29 +9,23 @@ from typing import Any
 import pytest
 import torch
 import viewers
+from patched_torch import Torch, blocks
 
 import pytracer
-from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
 
 pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 @pytest.fixture
-def native(device: ModuleType) -> dict[str, Any]:
+def native(program: Torch) -> dict[str, Any]:
     """Return torch's own functions by name."""
-    names = ("_record_memory_history", "_snapshot")
-    return {name: getattr(device.memory, name) for name in names}
+    return program.before
 
 
 @pytest.fixture
-def memory(native: dict[str, Any], device: ModuleType) -> Iterator[Any]:
+def memory(patched: Torch) -> Any:
     """Return torch's module with the replaced functions, on an empty device."""
-    gc.collect()
-    device.empty_cache()
-    patch_torch()
-    yield device.memory
-    unpatch_torch()
-    native["_record_memory_history"](None)
+    return patched.device.memory
 
 
 def make_weights(backend: str, size: int = 4096) -> torch.Tensor:
@@ -103,32 +95,24 @@ def test_the_history_in_the_mode_state(memory: Any, native: Any, backend: str) -
     entries = [event["action"] for event in snapshot["device_traces"][0]]
     assert entries[: len(before)] == (before if is_kept else [])
     assert entries.count("alloc") == (5 if is_kept else 0)
-    blocks = {
-        block["address"]: block["frames"]
-        for segment in snapshot["segments"]
-        for block in segment["blocks"]
-    }
-    assert blocks[later.data_ptr()][0]["name"] == "make_weights"
+    assert blocks(snapshot)[later.data_ptr()][0] == "make_weights"
     # AND it goes on when events are recorded again
     memory._record_memory_history("all", stacks="python")
     kept.append(make_weights(backend))
     assert actions(memory).count("alloc") == (6 if is_kept else 1)
+    # AND it is gone when it is cleared
+    if "clear_history" in str(memory._record_memory_history.__signature__):
+        memory._record_memory_history("state", stacks="python", clear_history=True)
+        assert actions(memory) == []
+        memory._record_memory_history("all", stacks="python")
+        kept.append(make_weights(backend))
     # AND it is gone when the recording ends
     memory._record_memory_history(None)
     memory._record_memory_history("state", stacks="python")
     assert actions(memory) == []
 
 
-def test_a_history_that_is_cleared_does_not_stay(memory: Any, backend: str) -> None:
-    memory._record_memory_history("all", stacks="python")
-    if "clear_history" not in str(memory._record_memory_history.__signature__):
-        pytest.skip("this torch always clears")
-    make_weights(backend)
-    memory._record_memory_history("state", stacks="python", clear_history=True)
-    assert actions(memory) == []
-
-
-def test_who_allocated_a_live_block(memory: Any, backend: str) -> None:
+def test_who_allocated_a_live_block(memory: Any, native: Any, backend: str) -> None:
     if not hasattr(memory, "_allocation_traceback"):
         pytest.skip("this torch has no such function")
     # GIVEN a live block, one of before the recording, and one that is freed
@@ -147,14 +131,10 @@ def test_who_allocated_a_live_block(memory: Any, backend: str) -> None:
     # AND it stays known when the recording ends
     memory._record_memory_history(None)
     assert memory._allocation_traceback(weights.data_ptr()) == found
-
-
-def test_a_traceback_of_torchs_own_recorder(memory: Any, native: Any, backend: str) -> None:
-    if not hasattr(memory, "_allocation_traceback"):
-        pytest.skip("this torch has no such function")
+    # AND torch's own recorder answers when it records
     native["_record_memory_history"]("all", stacks="python")
-    weights = make_weights(backend)
-    assert memory._allocation_traceback(weights.data_ptr())[0]["name"] == "make_weights"
+    later = make_weights(backend)
+    assert memory._allocation_traceback(later.data_ptr())[0]["name"] == "make_weights"
 
 
 def test_a_recording_of_torchs_own_after_a_session(memory: Any, native: Any, backend: str) -> None:
@@ -207,6 +187,8 @@ def test_a_pool_is_found_by_the_values_of_its_id(
         assert segment["address"] == block.data_ptr()
     assert len(device.memory_snapshot([0, 0])) >= 1
     assert device.memory_snapshot([1 << 40, 0]) == []
+    if backend == "cuda":
+        assert device.memory_snapshot(include_traces=False)
 
 
 def test_a_tracer_beside_has_all_events(memory: Any, backend: str) -> None:

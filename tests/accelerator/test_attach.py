@@ -3,17 +3,19 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from amount import amount
 from processes import Done, environment, run
 
-PROGRAM = """
-import json, logging, os, sys
+BEGIN = """
+import json, logging, os, signal, sys, threading, torch
 logging.basicConfig(format="%(message)s")
-import torch
 backend = sys.argv[1]
 device = getattr(torch, backend)
+"""
+PROGRAM = """
 if len(sys.argv) > 2:
     allocator = getattr(device.memory, backend.upper() + "PluggableAllocator")
     device.memory.change_current_allocator(allocator(sys.argv[2], "allocate", "release"))
@@ -39,6 +41,15 @@ def early(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def begun(program: str, backend: str, *arguments: object, cwd: Path, **options: Any) -> Done:
+    return run(BEGIN + program, backend, *arguments, cwd=cwd, **options)
+
+
+def check_end(done: Done) -> None:
+    """Check that a program has come to its last line."""
+    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+
+
 def refusal_reason(done: Done) -> str:
     """Return why nothing was recorded; check that it is logged once and kept in the statistics."""
     assert done.returncode == 0, done.stderr
@@ -54,12 +65,12 @@ def test_another_allocator_of_torch(backend: str, tmp_path: Path) -> None:
     if backend == "npu":
         # GIVEN torch_npu, which refuses this setting itself
         env = environment(PYTORCH_NPU_ALLOC_CONF="backend:other")
-        assert "Unrecognized key 'backend'" in run(PROGRAM, backend, cwd=tmp_path, env=env).stderr
+        assert "Unrecognized key 'backend'" in begun(PROGRAM, backend, cwd=tmp_path, env=env).stderr
         return
     # GIVEN an allocator that reports no events
     env = environment(EARLY="1", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     # WHEN it is to be traced; torch's import reads which allocator it is
-    reason = refusal_reason(run(PROGRAM, backend, cwd=tmp_path, env=env, new=True))
+    reason = refusal_reason(begun(PROGRAM, backend, cwd=tmp_path, env=env, new=True))
     # THEN the error names it, and the remedy
     assert "the allocator in use, cudaMallocAsync, reports no events" in reason
     assert 'no "backend" in PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF' in reason
@@ -72,7 +83,7 @@ def test_a_pluggable_allocator(backend: str, early: str, tmp_path: Path) -> None
     assert os.system(f"gcc -shared -fPIC -o {library} {source}") == 0
     # WHEN it is to be traced
     reason = refusal_reason(
-        run(PROGRAM, backend, library, cwd=tmp_path, env=environment(EARLY=early))
+        begun(PROGRAM, backend, library, cwd=tmp_path, env=environment(EARLY=early))
     )
     # THEN the error says so
     assert f"torch's own {backend.upper()} allocator is not in use" in reason
@@ -83,7 +94,7 @@ def test_caching_switched_off(backend: str, tmp_path: Path) -> None:
     variable = f"PYTORCH_NO_{backend.upper()}_MEMORY_CACHING"
     env = environment(**{variable: "1"})
     # WHEN it is to be traced
-    reason = refusal_reason(run(PROGRAM, backend, cwd=tmp_path, env=env))
+    reason = refusal_reason(begun(PROGRAM, backend, cwd=tmp_path, env=env))
     # THEN the error names the variable
     assert reason == f"{variable} is set, and torch's allocator then reports no events; unset it"
 
@@ -92,14 +103,13 @@ def test_a_missing_device(backend: str, tmp_path: Path) -> None:
     # GIVEN a tracer of a device beyond the last, and of a backend that this torch does not have
     other_backend = {"cuda": "npu", "npu": "cuda"}[backend]
     program = """
-import logging, sys, torch, pytracer
-logging.basicConfig(format="%(message)s")
+import pytracer
 tracer = pytracer.Tracer(device=["cpu", sys.argv[1] + ":63", sys.argv[2]]).start()
 block = torch.empty(1000)
 print(len(tracer.events()), tracer.stats()["untraced"])
 """
     # WHEN it starts
-    done = run(program, backend, other_backend, cwd=tmp_path)
+    done = begun(program, backend, other_backend, cwd=tmp_path)
     # THEN both are reported, and the CPU is recorded
     assert done.returncode == 0, done.stderr
     count, reason = done.stdout.splitlines()[-1].split(" ", 1)
@@ -113,10 +123,8 @@ print(len(tracer.events()), tracer.stats()["untraced"])
 def test_a_start_before_the_device_is_initialised(backend: str, tmp_path: Path) -> None:
     # GIVEN tracers that start before torch has initialised the device
     program = """
-import os, sys, torch, pytracer
+import pytracer
 from pytracer import ACTIONS
-backend = sys.argv[1]
-device = getattr(torch, backend)
 def names(tracer):
     return [ACTIONS[number] for number in tracer.events()["action"]]
 first = pytracer.Tracer(device=backend).start()
@@ -142,8 +150,7 @@ for tracer in (first, second, third):
 assert segment["blocks"][0]["frames"][0]["filename"] == __file__
 print("fine")
 """
-    done = run(program, backend, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+    check_end(begun(program, backend, cwd=tmp_path))
 
 
 def test_a_torch_npu_without_a_tracker(backend: str, tmp_path: Path) -> None:
@@ -176,8 +183,7 @@ print(tracer.stats()["recording"], tracer.stats()["untraced"])
 def test_pinned_memory_initialises_the_allocator_only(backend: str, tmp_path: Path) -> None:
     # GIVEN a program in which C++ has initialised the allocator, and Python does not know
     program = """
-import sys, torch, pytracer
-backend = sys.argv[1]
+import pytracer
 pinned = torch.zeros(1).pin_memory()
 tracer = pytracer.Tracer(device=backend).start()
 # WHEN the device is used
@@ -186,16 +192,13 @@ block = torch.empty(1000, device=backend)
 assert [int(number) for number in tracer.events()["action"]] == [3, 0]
 print("fine")
 """
-    done = run(program, backend, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+    check_end(begun(program, backend, cwd=tmp_path))
 
 
 def test_a_child_forked_after_the_device_was_used(backend: str, tmp_path: Path) -> None:
     # GIVEN a traced program that has used the device, with threads that take snapshots
     program = """
-import logging, os, signal, sys, threading, time, torch, pytracer
-backend = sys.argv[1]
-logging.basicConfig(format="%(message)s", level=logging.WARNING)
+import pytracer
 tracer = pytracer.Tracer(device=backend).start()
 block = torch.empty(1000, device=backend)
 ended = threading.Event()
@@ -224,25 +227,21 @@ for thread in threads:
     thread.join()
 print("fine")
 """
-    done = run(program, backend, amount(6, 20), cwd=tmp_path)
-    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+    check_end(begun(program, backend, amount(6, 20), cwd=tmp_path))
 
 
 @pytest.mark.parametrize("visible", ["0", ""], ids=["one before", "none before"])
 def test_devices_that_become_visible_late(backend: str, tmp_path: Path, visible: str) -> None:
     # GIVEN tracers that start when one device is visible, or none
     program = """
-import json, logging, os, sys
-logging.basicConfig(format="%(message)s")
-import torch, pytracer
-backend, variable = sys.argv[1:]
+import pytracer
 requests = ["auto", backend, backend + ":0", ["cpu", backend]]
 tracers = [pytracer.Tracer(device=request).start() for request in requests]
 stopped = pytracer.Tracer(device=backend).start()
 stopped.stop()
 held = torch.empty(1000)
 # WHEN others become visible before the process initialises them, as in Ray's workers
-os.environ[variable] = "0,1"
+os.environ[sys.argv[2]] = "0,1"
 last = getattr(torch, backend).device_count() - 1
 blocks = [torch.empty(1000, device=f"{backend}:{index}") for index in {0, last}]
 results = [
@@ -253,7 +252,8 @@ assert len(stopped.events()) == 0 and not stopped.stats()["recording"]
 print(json.dumps([last, results]))
 """
     variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[backend]
-    done = run(program, backend, variable, cwd=tmp_path, env=environment(**{variable: visible}))
+    env = environment(**{variable: visible})
+    done = begun(program, backend, variable, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     last, results = json.loads(done.stdout.splitlines()[-1])
     automatic, all_of_them, first, with_cpu = results

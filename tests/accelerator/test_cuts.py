@@ -6,16 +6,13 @@ snapshot is taken while no thread allocates. The result must equal the snapshot'
 
 import gc
 import itertools
-import pickle
 import random
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +21,9 @@ import simulated
 import torch
 from accelerator.extension import Churn, Extension
 from amount import amount
+from thread_failures import repeated
 
-from pytracer import Tracer
+from pytracer import Tracer, expandable_segments
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import Registry
 
@@ -202,31 +200,6 @@ class Replay:
 # --- the threads ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def threads(*bodies: Callable[[], None]) -> Iterator[None]:
-    """Run each body repeatedly in a thread of its own, and raise its exception at the end."""
-    ended, failures = threading.Event(), []
-
-    def run(body: Callable[[], None]) -> None:
-        try:
-            while not ended.is_set():
-                body()
-        except BaseException as failure:
-            failures.append(failure)
-
-    running = [threading.Thread(target=run, args=[body]) for body in bodies]
-    for thread in running:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in running:
-            thread.join()
-    for failure in failures:
-        raise failure
-
-
 class TensorThread:
     """Allocates and frees tensors and raw memory on one device; some are used on another stream."""
 
@@ -275,7 +248,7 @@ class AllocatingThreads:
             for sizes in ((1, 4 << 20), (100, 40_000))
         ]
         released = 0
-        with threads(*tensors, *others):
+        with repeated(*tensors, *others):
             for _ in range(count):
                 before = released
                 with allowed_in_portions(churns) as portions:
@@ -314,22 +287,6 @@ def allowed_in_portions(churns: list[Churn]) -> Iterator[list[int]]:
     thread.join()
 
 
-@contextmanager
-def expandable_segments(device: ModuleType, switched_on: bool) -> Iterator[None]:
-    with ExitStack() as at_end:
-
-        def switch(on: bool) -> None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                device.memory._set_allocator_settings(f"expandable_segments:{on}")
-
-        if switched_on:
-            switch(True)
-            at_end.callback(switch, False)
-            at_end.callback(device.empty_cache)
-        yield
-
-
 @pytest.mark.parametrize("expandable", [False, True], ids=["", "expandable"])
 def test_every_cut_is_consistent(
     backend: str, device: ModuleType, devices: list[int], extension: Extension, expandable: bool
@@ -337,7 +294,7 @@ def test_every_cut_is_consistent(
     # WHEN snapshots are taken while threads allocate on all devices, THEN each is consistent
     allocating = AllocatingThreads(backend, devices, extension)
     with (
-        expandable_segments(device, expandable),
+        expandable_segments(expandable),
         Tracer(device=backend, trace_alloc_max_entries=RING) as tracer,
     ):
         before = tracer.snapshot()
@@ -381,72 +338,3 @@ def test_torchs_own_snapshots_do_not_interfere(
     for replay in replays:
         replay.check(last)
         assert replay.markers == CUTS // 3 + 1 + torch_snapshots[0]
-
-
-def test_addresses_reused_during_exports_keep_the_right_stacks(
-    backend: str, devices: list[int], tmp_path: Path
-) -> None:
-    # GIVEN threads with functions of their own, whose requests are rounded to the same block size,
-    # so that they use the same addresses; the requested size identifies the function
-    smallest = 1000
-
-    def allocator_of(number: int) -> Callable[[], None]:
-        scope: dict[str, Any] = {"empty": torch.empty, "byte": torch.uint8}
-        exec(
-            f"def allocate_{number}(device):\n"
-            f"    return empty({smallest + number}, dtype=byte, device=device)",
-            scope,
-        )
-        allocate, held = scope[f"allocate_{number}"], [None] * 4
-        draw = random.Random(number)
-
-        def body() -> None:
-            for _ in range(20):
-                place = draw.randrange(len(held))
-                held[place] = None
-                held[place] = allocate(f"{backend}:{draw.choice(devices)}")
-            time.sleep(0.0005)
-
-        return body
-
-    def check(entry: Entry, size: int) -> None:
-        assert entry["frames"][0]["name"] == f"allocate_{size - smallest}"
-
-    with Tracer(device=backend) as tracer:
-        before = tracer.snapshot()
-    old_blocks = {
-        address for index in devices for address in State.from_segments(before, index).blocks
-    }
-    users: dict[tuple[int, int], set[int]] = {}  # functions by device and address
-    blocks = 0
-    # WHEN snapshots are exported in the meantime, as dicts and as files
-    with (
-        Tracer(device=backend, trace_alloc_max_entries=3_000) as tracer,
-        threads(*map(allocator_of, range(8))),
-    ):
-        for number in range(CUTS):
-            if number % 2:
-                snapshot = tracer.snapshot()
-            else:
-                tracer.dump(tmp_path / "now.pickle")
-                snapshot = pickle.loads((tmp_path / "now.pickle").read_bytes())
-            # THEN each event and each block has the stack of the function that allocated it
-            last: dict[tuple[int, int], Entry] = {}
-            for index, trace in enumerate(snapshot["device_traces"]):
-                for event in trace:
-                    if event["action"] == "alloc":
-                        check(event, event["size"])
-                        last[index, event["addr"]] = event
-                        users.setdefault((index, event["addr"]), set()).add(event["size"])
-            for segment in snapshot["segments"]:
-                for block in segment["blocks"]:
-                    if block["state"] == "inactive" or block["address"] in old_blocks:
-                        continue
-                    check(block, block["requested_size"])
-                    blocks += 1
-                    # AND it is the stack of the last allocation at this address
-                    event = last.get((segment["device"], block["address"]))
-                    assert event is None or frames_of(event) == frames_of(block)
-    # AND addresses were reused by several functions
-    assert blocks > 10 * CUTS
-    assert sum(len(functions) > 1 for functions in users.values()) > 10

@@ -105,28 +105,8 @@ def test_other_models_and_settings_fit(shape: str, expandable: bool, tmp_path: P
         assert other.failed_bytes == LOGITS_BYTES
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("cuda")
-def test_each_setting_has_the_peak_of_a_run_under_it(tmp_path: Path) -> None:
-    # WHEN the larger model, which fits with any segments, is recorded with both kinds
-    paths = {}
-    for expandable in (False, True):
-        folder = tmp_path / str(expandable)
-        folder.mkdir()
-        assert run_example(folder, "8b", expandable=expandable).returncode == 0
-        (paths[expandable],) = folder.glob("*.pickle")
-    # THEN the simulation of each under the other setting reserves what that run reserved
-    for expandable, path in paths.items():
-        found = recommend(path, settings=[f"expandable_segments:{not expandable}"])
-        (other,) = (tried for tried in found.tried if tried.name in found.settings)
-        measured = stats(load(paths[not expandable])).devices[0].peak_reserved
-        assert measured is not None
-        assert other.peak_reserved_bytes == measured.reserved_bytes
-
-
+@pytest.mark.usefixtures("simulated_device")
 def test_it_runs_with_a_larger_capacity(backend: str, tmp_path: Path) -> None:
-    if not simulated.active():
-        pytest.skip("the size of a real device cannot be chosen")
     # WHEN the capacity is larger, as an NPU needs
     done = run_example(tmp_path, "3b", "--capacity=56", expandable=False)
     # THEN all steps complete, on this device
@@ -136,9 +116,8 @@ def test_it_runs_with_a_larger_capacity(backend: str, tmp_path: Path) -> None:
     assert load(path).metadata.backends == (backend,)
 
 
+@pytest.mark.usefixtures("simulated_device")
 def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
-    if not simulated.active():
-        pytest.skip("the size of a real device cannot be chosen")
     # WHEN the device has less memory than the example needs
     done = run_example(tmp_path, "3b", expandable=True, device_mib=16 << 10)
     # THEN the example refuses to run, because its result would be misleading

@@ -6,7 +6,6 @@ the GIL waited for this lock, the process would deadlock.
 
 import ctypes
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import torch
 from accelerator.extension import Churn, Extension, GilHold
 from amount import amount
+from thread_failures import repeated
 
 from pytracer import ACTIONS, Tracer
 
@@ -27,37 +27,14 @@ PAIR = ["alloc", "free_requested", "free_completed"]
 
 
 @contextmanager
-def thread(body: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `body` in a thread until the event is set, and raise its exception at the end."""
-    ended, failures = threading.Event(), []
-
-    def guarded() -> None:
-        try:
-            body(ended)
-        except BaseException as failure:
-            failures.append(failure)
-
-    running = threading.Thread(target=guarded)
-    running.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        running.join()
-    for failure in failures:
-        raise failure
-
-
-@contextmanager
 def counting() -> Iterator[ctypes.c_uint64]:
     """Run a thread that counts as fast as it gets the GIL."""
     counter = ctypes.c_uint64()
 
-    def count(ended: threading.Event) -> None:
-        while not ended.is_set():
-            counter.value += 1
+    def count() -> None:
+        counter.value += 1
 
-    with thread(count):
+    with repeated(count):
         yield counter
 
 
@@ -128,16 +105,15 @@ def test_a_backward_continues_while_the_gil_is_held(
     churn = Churn(extension, f"{backend}:0")
     holds: list[GilHold] = []
 
-    def hold_gil(ended: threading.Event) -> None:
-        before = recorded(tracer, 0)
-        while recorded(tracer, 0) < before + 100 and not ended.is_set():
-            pass
-        holds.append(churn.hold_gil(HOLD_SECONDS, ctypes.c_uint64()))
+    def hold_gil() -> None:
+        if not holds and recorded(tracer, 0) >= before + 100:
+            holds.append(churn.hold_gil(HOLD_SECONDS, ctypes.c_uint64()))
 
     # WHEN another thread holds the GIL after the backward has begun
     with Tracer(device=backend, trace_alloc_max_entries=200_000) as tracer:
         total = end.sum()
-        with thread(hold_gil):
+        before = recorded(tracer, 0)
+        with repeated(hold_gil):
             total.backward()
         device.synchronize()
         events = tracer.events()
@@ -158,14 +134,15 @@ def test_a_backward_continues_while_the_gil_is_held(
 
 ROUNDS = """
 import faulthandler
+import functools
 import sys
-import threading
 from pathlib import Path
 
 import torch
 if sys.argv[1] == "npu":
     import torch_npu
 from accelerator.extension import Churn, Extension
+from thread_failures import repeated
 
 import pytracer
 
@@ -174,23 +151,18 @@ faulthandler.dump_traceback_later(600, exit=True)  # needs no GIL
 sys.setswitchinterval(1e-4)
 getattr(torch, backend).init()
 extension = Extension(Path(sys.argv[3]), is_compiled=True)
-ended = threading.Event()
 done = [0, 0]
 
 
 def with_gil(index):  # waits for the device's lock while it holds the GIL
-    while not ended.is_set():
-        extension.allocate_and_free_with_gil(f"{backend}:{index}", 1000 + index)
-        done[index] += 1
+    extension.allocate_and_free_with_gil(f"{backend}:{index}", 1000 + index)
+    done[index] += 1
 
 
 traces = []
 with pytracer.Tracer(device=backend, trace_alloc_max_entries=500) as tracer:
     churns = [Churn(extension, f"{backend}:{index}", held=8) for index in (0, 1)]
-    threads = [threading.Thread(target=with_gil, args=[index]) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    try:
+    with repeated(*(functools.partial(with_gil, index) for index in (0, 1))):
         for number in range(rounds):
             for churn in churns:
                 churn.allow(10)
@@ -200,10 +172,6 @@ with pytracer.Tracer(device=backend, trace_alloc_max_entries=500) as tracer:
                 tracer.events()
             else:
                 traces += tracer.snapshot()["device_traces"]
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
     for churn in churns:
         churn.finish()
         churn.end()

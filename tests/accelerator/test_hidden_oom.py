@@ -4,6 +4,7 @@ NVML fails, or a library has asked for the memory.
 """
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,19 @@ def only_cuda(backend: str) -> None:
         pytest.skip("only CUDA's allocator asks NVML")
 
 
+def fail(train: Callable[[], None], output: Path, error: type[Exception] = RuntimeError) -> None:
+    """Run a body that fails in a recording, after it has allocated."""
+
+    def record() -> None:
+        with pytracer.Tracer(output, device="cuda"):
+            held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
+            train()
+
+    held: list[torch.Tensor] = []
+    with pytest.raises(error):
+        record()
+
+
 def test_the_file_of_an_assertion(
     device: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,17 +52,14 @@ def test_the_file_of_an_assertion(
     output = tmp_path / "out"
 
     def train() -> None:
-        with pytracer.Tracer(output, device="cuda"):
-            held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
-            # WHEN the body ends by the assertion, as the cause of another exception
-            try:
-                raise RuntimeError(ASSERTION)
-            except RuntimeError as error:
-                raise ValueError("step 3 failed") from error
+        # WHEN the body ends by the assertion, as the cause of another exception
+        try:
+            raise RuntimeError(ASSERTION)
+        except RuntimeError as error:
+            raise ValueError("step 3 failed") from error
 
-    held: list[torch.Tensor] = []
-    with pytracer.Tracer(device="cuda"), pytest.raises(ValueError, match="step 3"):
-        train()
+    with pytracer.Tracer(device="cuda"):
+        fail(train, output, ValueError)
     # THEN there is one file of an out-of-memory, and the file at the end
     (file,) = output.glob("oom_*/*.pickle")
     assert len([*output.glob("exit/*.pickle")]) == 1
@@ -65,13 +76,10 @@ def test_the_file_of_an_assertion(
 
 def test_other_exceptions_leave_no_file(device: ModuleType, tmp_path: Path) -> None:
     def train() -> None:
-        with pytracer.Tracer(tmp_path, device="cuda"):
-            torch.empty(1, device="cuda")
-            raise RuntimeError("x INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
+        raise RuntimeError("x INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
 
     # GIVEN / WHEN the body ends by another assertion of torch's
-    with pytest.raises(RuntimeError, match="ASSERT"):
-        train()
+    fail(train, tmp_path)
     # THEN
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["exit"]
 
@@ -108,19 +116,15 @@ def test_a_library_that_got_no_memory(device: ModuleType, tmp_path: Path) -> Non
     error = "CUBLAS_STATUS_ALLOC_FAILED"
 
     def train() -> None:
-        with pytracer.Tracer(tmp_path, device="cuda"):
-            held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
-            raise RuntimeError(f"CUDA error: {error} when calling `cublasCreate(handle)`")
+        raise RuntimeError(f"CUDA error: {error} when calling `cublasCreate(handle)`")
 
-    held: list[torch.Tensor] = []
     # WHEN the body ends by the exception of a library
-    with pytest.raises(RuntimeError):
-        train()
+    fail(train, tmp_path)
     # THEN the file of an out-of-memory names the library's error and its line
     (file,) = tmp_path.glob("oom_*/*.pickle")
     found, *_ = explain(load(file))
     (asked,) = answer_of(found).texts("asked")
-    line = train.__code__.co_firstlineno + 3
+    line = train.__code__.co_firstlineno + 1
     assert asked == f"by a library: {error} at {__file__}:{line}"
     # AND its answer has what was free, which is much here
     (verdict,) = found.verdicts

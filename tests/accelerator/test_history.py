@@ -1,20 +1,18 @@
 """Compare the `replay` of a recording with `memory_stats()` taken during the recording."""
 
 import random
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerator.parity import drop_last_markers
+from accelerator.parity import drop_last_markers, recorded_by_torch
 from accelerator.workload import MIB, Workload
 from reference_reader import convert
 
-from pytracer import Tracer
+from pytracer import Tracer, allocator_settings
 from pytracer.analysis.history import History, replay
 from pytracer.reading.snapshot import SNAPSHOT, Snapshot
 
@@ -74,26 +72,6 @@ class SampledWorkload(Workload):
         self._watched.memory._snapshot()
 
 
-@contextmanager
-def sampled_workload(
-    backend: str, device: ModuleType, seed: int, **options: Any
-) -> Iterator[SampledWorkload]:
-    workload = SampledWorkload(backend, seed, device, **options)
-    try:
-        yield workload
-    finally:
-        workload.close()
-
-
-@contextmanager
-def recorded_by_torch(device: ModuleType, entries: int = MAX_ENTRIES) -> Iterator[None]:
-    device.memory._record_memory_history("all", context=None, max_entries=entries)
-    try:
-        yield
-    finally:
-        device.memory._record_memory_history(None)
-
-
 def check(snapshot: Snapshot, samples: Samples) -> tuple[int, int]:
     """Return how many samples were compared, and at how many of them all levels are exact."""
     compared = exact_samples = 0
@@ -134,8 +112,8 @@ def test_levels_equal_the_allocators(
 ) -> None:
     # GIVEN both recorders
     with (
-        sampled_workload(backend, device, seed, **options) as workload,
-        recorded_by_torch(device),
+        closing(SampledWorkload(backend, seed, device, **options)) as workload,
+        recorded_by_torch(device, None),
         tracer_for(backend) as tracer,
     ):
         # WHEN memory is used in all ways, and statistics are sampled
@@ -166,8 +144,8 @@ def test_a_ring_that_lost_its_first_events(
 ) -> None:
     # GIVEN rings of 1,500 events
     with (
-        sampled_workload(backend, device, 25, expandable=expandable) as workload,
-        recorded_by_torch(device, 1500),
+        closing(SampledWorkload(backend, 25, device, expandable=expandable)) as workload,
+        recorded_by_torch(device, None, 1500),
         tracer_for(backend, 1500) as tracer,
     ):
         # WHEN they are overwritten many times
@@ -191,32 +169,21 @@ def test_other_rules_of_rounding_and_splitting(
     if backend == "npu":
         pytest.skip("torch_npu can change none of these settings at run time")
     # GIVEN an allocator that rounds to eighths of a power of two, and does not split large blocks
-    with sampled_workload(backend, device, 26, expandable=expandable) as workload:
-        change_settings(
-            device,
-            "max_split_size_mb:21,roundup_power2_divisions:8,"
-            f"expandable_segments:{expandable == 'on'}",
-        )
-        try:
-            with tracer_for(backend) as tracer:
-                # WHEN memory is used
-                workload.run(EVENTS)
-                for size in (40 * MIB, 24 * MIB):  # the second reuses the first block unsplit
-                    tensor = torch.empty(size, dtype=torch.uint8, device=backend)
-                    workload.sample()
-                    del tensor
-                snapshot = convert(tracer.snapshot())
-        finally:
-            change_settings(device, f"max_split_size_mb:{2**40},roundup_power2_divisions:1")
+    with (
+        closing(SampledWorkload(backend, 26, device, expandable=expandable)) as workload,
+        allocator_settings("max_split_size_mb:21,roundup_power2_divisions:8"),
+        tracer_for(backend) as tracer,
+    ):
+        # WHEN memory is used
+        workload.run(EVENTS)
+        for size in (40 * MIB, 24 * MIB):  # the second reuses the first block unsplit
+            tensor = torch.empty(size, dtype=torch.uint8, device=backend)
+            workload.sample()
+            del tensor
+        snapshot = convert(tracer.snapshot())
     # THEN the file has the settings, and all levels are exact
     compared, exact = check(snapshot, workload.samples)
     assert compared == exact > 150 * len(workload.samples)
-
-
-def change_settings(device: ModuleType, settings: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # a newer torch renamed the function
-        device.memory._set_allocator_settings(settings)
 
 
 def tracer_for(backend: str, entries: int = MAX_ENTRIES) -> Tracer:

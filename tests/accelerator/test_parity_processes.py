@@ -6,12 +6,9 @@ depend on PyTorch's recorder, and pytracer does not change PyTorch's record.
 
 import json
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import processes
 import pytest
@@ -19,9 +16,8 @@ import simulated
 from accelerator import parity
 from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity, normalised
 from amount import amount
-from processes import HANG_S
 
-PROGRAM = Path(__file__).with_name("parity_process.py")
+PROGRAM = Path(__file__).with_name("recorded_workload.py")
 EVENTS = amount(24_000, 45_000)
 PARTS = 3
 CONFIGURATIONS = [
@@ -45,26 +41,21 @@ class Recorded:
 def recorded(
     request: pytest.FixtureRequest, backend: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Recorded:
-    options: dict[str, Any] = {**request.param, "events": EVENTS, "parts": PARTS}
+    # Delays on a real device differ from run to run.
+    options = {**request.param, "events": EVENTS, "parts": PARTS, "delays": simulated.active()}
+    options |= {"late": 0, "recorders": ["torch", "pytracer", "both"]}
     folder = tmp_path_factory.mktemp("parity")
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), backend]
-    done = subprocess.run(
-        [*command, json.dumps(options), str(folder)],
-        # The task queue of torch_npu would use the device at times of its own.
-        env=processes.environment(TASK_QUEUE_ENABLE="0"),
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    # The task queue of torch_npu would use the device at times of its own.
+    env = processes.environment(TASK_QUEUE_ENABLE="0")
+    done = processes.run_python(PROGRAM, backend, json.dumps(options), cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
-    results = {path.name: pickle.loads(path.read_bytes()) for path in folder.iterdir()}
+    results = {path.stem: pickle.loads(path.read_bytes()) for path in folder.iterdir()}
     return Recorded(
         Rules(options["context"], options["depth"]),
-        native_alone=results["native"][0],
-        pytracer_alone=results["pytracer"][1],
-        native_with_pytracer=results["both"][0],
-        native_off=results["pytracer"][0],
+        native_alone=results["torch-torch"],
+        pytracer_alone=results["pytracer-pytracer"],
+        native_with_pytracer=results["both-torch"],
+        native_off=results["pytracer-torch"],
     )
 
 

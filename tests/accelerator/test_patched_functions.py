@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerator.parity import Rules, check_parity, drop_last_markers
-from accelerator.workload import Workload
 from patched_torch import Torch, blocks, deep, events
 
 from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
@@ -79,43 +77,6 @@ def test_a_wrapper_around_the_replaced_function_keeps_working(patched: Torch) ->
 
 
 # Recording.
-
-
-def test_stacks_have_the_requested_depth(program: Torch) -> None:
-    def depths() -> list[int]:
-        program.new()
-        block = deep(program)
-        snapshot = program.snapshot()
-        assert block.data_ptr() in blocks(snapshot)
-        return [len(event["frames"]) for event in snapshot["device_traces"][0]]
-
-    # GIVEN torch's recorder, which has no such option
-    program.record(stacks="python")
-    assert max(depths()) > 40
-    program.record(None)
-    patch_torch()
-    # WHEN `stack_depth` is passed, or not
-    for options, depth in (({"stack_depth": 3}, 3), ({}, 32), ({"stack_depth": "deep"}, 32)):
-        program.record(**options)
-        # THEN the deepest stacks have this depth
-        assert max(depths()) == depth
-        program.record(None)
-
-
-@pytest.mark.parametrize("context", ["all", "alloc"])
-def test_the_record_is_torchs(patched: Torch, context: str) -> None:
-    # GIVEN torch's own recorder next to pytracer's
-    own = {"context": context, "stacks": "python", "max_entries": 1 << 20}
-    workload = Workload(patched.backend, seed=5, expandable="off")
-    patched.before["_record_memory_history"]("all", **own)
-    patched.record("all", **own)
-    # WHEN memory is used in all ways
-    workload.run(5000)
-    traced = patched.snapshot()
-    native = drop_last_markers(patched.before["_snapshot"]())
-    workload.close()
-    # THEN both records are equal
-    assert check_parity(native, traced, Rules(context=context)) >= 5000
 
 
 def test_the_number_of_entries_is_limited(patched: Torch) -> None:
@@ -190,21 +151,6 @@ def test_files_and_dicts_are_equal_and_small(patched: Torch, tmp_path: Path) -> 
     # AND a file that cannot be written raises an error, as with torch
     with pytest.raises(OSError, match="No such file"):
         patched.device.memory._dump_snapshot(str(tmp_path / "nowhere" / "x.pickle"))
-
-
-def test_a_pools_segments_are_torchs(patched: Torch) -> None:
-    # GIVEN a block in a pool, and one outside
-    pool = patched.device.MemPool()
-    with patched.device.use_mem_pool(pool):
-        block = patched.new()
-    outside = patched.new()
-    patched.record()
-    # THEN the segments of the pool can be requested separately
-    assert {block.data_ptr(), outside.data_ptr()} <= blocks(patched.snapshot()).keys()
-    (segment,) = patched.device.memory.memory_snapshot(pool.id)
-    assert segment["address"] == block.data_ptr()
-    if patched.backend == "cuda":
-        assert patched.device.memory.memory_snapshot(include_traces=False)
 
 
 def test_frames_of_generated_code(

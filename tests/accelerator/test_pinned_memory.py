@@ -5,9 +5,9 @@ import gc
 import inspect
 import pickle
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ import viewers
 from accelerator.parity import CLOSE_US, require_same
 from contexts import with_context
 from processes import environment, run
+from thread_failures import repeated
 
 from pytracer import Tracer, show
 from pytracer.analysis.explanation import explain
@@ -204,34 +205,22 @@ def test_without_the_option_there_is_no_host(device: ModuleType) -> None:
 
 def test_threads_share_the_allocator(device: ModuleType) -> None:
     # GIVEN threads that pin and free memory, and one that takes snapshots
-    failures = []
+    def pin(chosen: random.Random, held: list[torch.Tensor]) -> None:
+        held.append(torch.empty(chosen.choice([10, 5000, 2**20]), pin_memory=True))
+        if chosen.random() < 0.6 or len(held) > 100:
+            del held[chosen.randrange(len(held))]
+        time.sleep(0.002)
 
-    def pin(seed: int) -> None:
-        try:
-            chosen = random.Random(seed)
-            held = []
-            for _ in range(300):
-                held.append(torch.empty(chosen.choice([10, 5000, 2**20]), pin_memory=True))
-                if chosen.random() < 0.6:
-                    del held[chosen.randrange(len(held))]
-        except Exception as error:
-            failures.append(error)
-
-    with Tracer(device="cuda", pinned_memory=True, trace_alloc_max_entries=20_000) as tracer:
-        threads = [threading.Thread(target=pin, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        snapshots = []
-        while any(thread.is_alive() for thread in threads):
-            snapshots.append(pickle.dumps(tracer.snapshot()))
-            torch._C._host_emptyCache()
-        for thread in threads:
-            thread.join()
+    snapshots = []
+    with Tracer(device="cuda", pinned_memory=True, trace_alloc_max_entries=500_000) as tracer:
+        with repeated(*(partial(pin, random.Random(seed), []) for seed in range(4))):
+            for _ in range(10):
+                snapshots.append(pickle.dumps(tracer.snapshot()))
+                torch._C._host_emptyCache()
         gc.collect()
         snapshots.append(pickle.dumps(tracer.snapshot()))
     # THEN the state of every snapshot is where its trace leads
-    assert not failures
-    for content in snapshots[-20:]:
+    for content in snapshots:
         snapshot = load(content)
         assert snapshot.host_device is not None
         assert replay(snapshot, snapshot.host_device).exact_from == 0

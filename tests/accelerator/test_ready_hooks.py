@@ -3,13 +3,12 @@
 import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tools
 from amount import LONG
+from processes import run_python
 
 from pytracer.backends.hook_build import READY, HookBuilder
 
@@ -51,14 +50,7 @@ def bare(backend: str, tmp_path: Path) -> dict[str, str]:
 
 def run(arguments: list[str], folder: Path, env: dict[str, str]) -> str:
     """Run Python with the arguments; no hook must be compiled. Return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*arguments, cwd=folder, env=env, new=True)
     assert done.returncode == 0, done.stderr
     assert not list(folder.rglob("*.so"))
     return done.stdout

@@ -6,7 +6,6 @@ import processes
 import pytest
 import simulated
 from amount import amount
-from commands import invoke
 
 from pytracer.analysis import explain
 from pytracer.analysis.oom.reasons import EXHAUSTED
@@ -49,21 +48,6 @@ def test_the_recommendation_is_confirmed_by_the_program(backend: str, tmp_path: 
     for capacity_mib, result in ((least >> 20) + 1, "passed"), ((least >> 20) - 12, "failed"):
         more["SIMULATED_CAPACITY_MB"] = str(capacity_mib)
         assert run_programs(backend, tmp_path, "fragmented", **more) == {"fragmented": result}
-
-
-def test_a_program_that_is_too_large(backend: str, tmp_path: Path) -> None:
-    # GIVEN a program that needs more than the device has
-    traced = {"OUTPUT": str(tmp_path), "SIMULATED_CAPACITY_MB": str(CAPACITY_MIB)}
-    run_programs(backend, tmp_path, "too_large", **traced)
-    (path,) = tmp_path.glob("too_large/oom_*/*.pickle")
-    # THEN no setting is recommended, and the command says what is needed
-    found = recommend(path)
-    assert (found.kind, found.command) == ("too large", "")
-    # The event of the failed allocation has the size as the allocator rounded it.
-    assert 0 <= found.needed_bytes - (5000 << 20) < 512
-    done = invoke("recommend", path)
-    assert done.exit_code == 0
-    assert done.stdout.startswith("No setting helps: the program needs 4.883 GiB")
 
 
 def run_programs(backend: str, folder: Path, *names: object, **more: str) -> dict[str, str]:

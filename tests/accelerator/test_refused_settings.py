@@ -5,13 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 from processes import run
-from settings_state import MIB, OTHER_SETTINGS, PROGRAM, State, without_settings
+from settings_state import OTHER_SETTINGS, PROGRAM, State, without_settings
 
 import pytracer
 from pytracer.errors import ConfigError
 from pytracer.settings import change
 
-REFUSED_BY_BACKEND: dict[str, list[tuple[str, str]]] = {
+REFUSED: dict[str, list[tuple[str, str]]] = {
+    "": [
+        ("foo:1", 'no setting "foo"'),
+        ("expandable_segment:True", "did you mean expandable_segments?"),
+        ("expandable_segments:maybe", '"expandable_segments:maybe": Expected'),
+        ("expandable_segments", 'cannot be read from "expandable_segments"'),
+    ],
     "cuda": [
         ("max_split_size_mb:abc", '"max_split_size_mb:abc": a number is expected'),
         ("max_split_size_mb:3", '"max_split_size_mb:3": .* must be >= 20'),
@@ -33,27 +39,12 @@ REFUSED_BY_BACKEND: dict[str, list[tuple[str, str]]] = {
 }
 
 
-REFUSED_BY_BOTH = [
-    ("foo:1", 'no setting "foo"'),
-    ("expandable_segment:True", "did you mean expandable_segments?"),
-    ("expandable_segments:maybe", '"expandable_segments:maybe": Expected'),
-    ("expandable_segments", 'cannot be read from "expandable_segments"'),
-]
-
-
-@pytest.mark.parametrize(("wrong", "message"), REFUSED_BY_BOTH)
-def test_refused_settings(state: State, wrong: str, message: str) -> None:
-    _check_refusal(state, wrong, message)
-
-
-@pytest.mark.parametrize("index", range(max(map(len, REFUSED_BY_BACKEND.values()))))
-def test_settings_refused_by_this_backend(state: State, index: int, backend: str) -> None:
-    if index >= len(REFUSED_BY_BACKEND[backend]):
-        pytest.skip("the other backend has more of them")
-    _check_refusal(state, *REFUSED_BY_BACKEND[backend][index])
-
-
-def _check_refusal(state: State, wrong: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("by", "wrong", "message"), [(by, *each) for by, refused in REFUSED.items() for each in refused]
+)
+def test_refused_settings(state: State, by: str, wrong: str, message: str) -> None:
+    if by not in ("", state.backend):
+        pytest.skip("the other backend refuses it")
     # GIVEN settings in force
     with pytracer.allocator_settings(OTHER_SETTINGS[state.backend]):
         before = state.all()
@@ -81,34 +72,30 @@ def test_a_value_that_the_allocator_misreads(state: State, backend: str) -> None
         change.check_in_new_process("max_split_size_mb:100x")
 
 
-def test_after_a_string_that_the_allocator_refused(state: State, backend: str) -> None:
-    # GIVEN a string that the allocator refused after it had applied a part of it
-    if backend == "npu":
-        pytest.skip("torch_npu shows no values")
-    with pytest.raises(ValueError, match="foo"):
-        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:200,foo:1")
-    # WHEN THEN the settings in force are known
-    assert state.settings() == "max_split_size_mb:200"
-    # AND they can be changed and restored
-    with pytracer.expandable_segments(True):
-        assert state.expandable() is True
-        assert state.values()["max_split_size"] == 200 * MIB
-    assert state.expandable() is False
-    assert state.settings() == "max_split_size_mb:200"
-    torch._C._accelerator_setAllocatorSettings("")
-
-
-@pytest.mark.parametrize("wrong", ["oops", "max_split_size_mb:", "max_split_size_mb:x"])
-def test_after_a_malformed_string(state: State, wrong: str, backend: str) -> None:
-    # GIVEN a string that the allocator could not read
+@pytest.mark.parametrize(
+    ("wrong", "applied"),
+    [
+        ("max_split_size_mb:200,foo:1", "max_split_size_mb:200"),
+        *((wrong, "") for wrong in ("oops", "max_split_size_mb:", "max_split_size_mb:x")),
+    ],
+)
+def test_after_a_string_that_the_allocator_refused(
+    state: State, wrong: str, applied: str, backend: str
+) -> None:
+    # GIVEN a string that the allocator refused, perhaps after it had applied a part of it
     if backend == "npu":
         pytest.skip("torch_npu shows no values")
     with pytest.raises((RuntimeError, ValueError)):
         torch._C._accelerator_setAllocatorSettings(wrong)
-    # WHEN THEN no setting of it is in force, and other changes work
-    assert state.settings() == ""
+    # WHEN THEN the settings in force are known
+    assert state.settings() == applied
+    # AND they can be changed and restored
+    before = state.values()["max_split_size"]
     with pytracer.expandable_segments(True):
         assert state.expandable() is True
+        assert state.values()["max_split_size"] == before
+    assert state.expandable() is False
+    assert state.settings() == applied
     torch._C._accelerator_setAllocatorSettings("")
 
 

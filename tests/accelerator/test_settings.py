@@ -54,23 +54,6 @@ def test_other_settings_are_kept(state: State, on: bool, backend: str) -> None:
         assert (state.settings(), state.values()) == before
 
 
-def test_nested_changes(state: State) -> None:
-    # GIVEN WHEN a change inside another
-    begin = state.settings()
-    with pytracer.expandable_segments(True):
-        outer = state.settings()
-        with pytracer.expandable_segments(False):
-            assert state.expandable() is False
-            with pytracer.expandable_segments(True):
-                assert state.expandable() is True
-            assert state.expandable() is False
-        # THEN each restores the settings that it found
-        assert state.expandable() is True
-        assert state.settings() == outer
-    assert state.settings() == begin
-    assert state.expandable() is False
-
-
 def test_an_exception_ends_a_change(state: State) -> None:
     # GIVEN WHEN a block that raises an exception
     before = state.settings()
@@ -191,21 +174,3 @@ def test_during_a_capture(state: State, backend: str) -> None:
         with change:
             pass
     assert state.expandable() is False
-
-
-def test_overlapping_changes_end_in_any_order(state: State, backend: str) -> None:
-    # GIVEN two changes, of which the first ends first
-    if backend == "npu":
-        pytest.skip("torch_npu cannot change other settings while it runs")
-    before = state.settings(), state.values()
-    outer = pytracer.expandable_segments(True)
-    inner = pytracer.allocator_settings("max_split_size_mb:100,garbage_collection_threshold:0.8")
-    with inner:
-        with outer:
-            assert state.expandable() is True
-        # THEN the other one's settings stay as long as it lasts
-        assert state.expandable() is False
-        assert state.values()["max_split_size"] == 100 * MIB
-        assert state.values()["garbage_collection_threshold"] == 0.8
-    # AND in the end all is as before
-    assert (state.settings(), state.values()) == before

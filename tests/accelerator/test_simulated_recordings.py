@@ -13,7 +13,6 @@ from processes import environment, run_python
 
 from pytracer.analysis.report import count_events
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, Recording, extract_recording
-from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.snapshot import ALLOC, OOM, Column
 from pytracer.recommendation import recommend
@@ -39,20 +38,22 @@ Record = Callable[..., tuple[Path, dict[str, Any]]]
 def record(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Record:
     """Return a function that runs the program once for each set of arguments.
 
-    It takes settings, a seed, options, and variables by name, and returns the snapshot's path, and
-    the allocator's statistics.
+    It takes settings, a seed, the device's size in MiB, who records, and options, and returns the
+    snapshot's path, and the allocator's statistics.
     """
 
     @functools.cache
     def record_once(
-        settings: str, seed: int, *options: object, **env: str
+        settings: str, seed: int, mib: int = 0, by: str = "pytracer", **options: object
     ) -> tuple[Path, dict[str, Any]]:
         folder = tmp_path_factory.mktemp("recorded")
-        env = environment(**{VARIABLES[backend]: settings}, **env)
-        arguments = (backend, folder / "recorded.pickle", seed, EVENTS, *options)
-        done = run_python(HERE / "random_program.py", *arguments, cwd=folder, env=env)
+        size = {"SIMULATED_CAPACITY_MB": str(mib)} if mib else {}
+        env = environment(**{VARIABLES[backend]: settings}, **size)
+        given = {"recorders": [by], "seed": seed, "events": EVENTS, "pools": False, **options}
+        arguments = (HERE / "recorded_workload.py", backend, json.dumps(given))
+        done = run_python(*arguments, cwd=folder, env=env)
         assert done.returncode == 0, done.stderr
-        return folder / "recorded.pickle", json.loads(done.stdout.splitlines()[-1])
+        return folder / f"{by}-{by}.pickle", json.loads(done.stdout.splitlines()[-1])
 
     return record_once
 
@@ -79,7 +80,7 @@ def allocated_after(recording: Recording) -> Column:
 @pytest.mark.parametrize("settings", [SEGMENTS, EXPANDABLE])
 def test_a_recording_from_an_empty_allocator(record: Record, settings: str) -> None:
     # GIVEN a program that was recorded from its beginning, with pools and delayed frees
-    path, statistics = record(settings, 31, "--delays", "--pools")
+    path, statistics = record(settings, 31, delays=True, pools=True)
     recording = extract_recording(load(path), 0)
     # WHEN it is simulated with its own settings
     found = reference_of(recording)
@@ -88,23 +89,23 @@ def test_a_recording_from_an_empty_allocator(record: Record, settings: str) -> N
     assert found.deviation.requests > 1000
     assert deviation_text(found.deviation).startswith("The simulation is exact: ")
     done = simulated_under(recording, "")
-    assert done.peak_reserved_bytes == statistics["peak_reserved_bytes"]
+    assert done.peak_reserved_bytes == statistics["reserved_bytes.all.peak"]
     # AND blocks with a pending free are not allocated
     assert done.allocated_bytes is not None
     is_answered = np.isin(recording.requests.kind, (ALLOCATE, FREE))
     assert np.array_equal(done.allocated_bytes[is_answered], allocated_after(recording))
-    assert done.allocated_bytes.max() == statistics["peak_allocated_bytes"]
+    assert done.allocated_bytes.max() == statistics["allocated_bytes.all.peak"]
 
 
 def test_a_recording_by_torch(record: Record) -> None:
     # GIVEN a recording by torch's own recorder, with expandable segments
-    path, statistics = record(EXPANDABLE, 32, "--native")
+    path, statistics = record(EXPANDABLE, 32, by="torch", context=None)
     recording = extract_recording(load(path), 0)
     # THEN its simulation equals the program
     assert reference_of(recording).is_exact
     assert EXPANDABLE in recording.settings
     peak = simulated_under(recording, "").peak_reserved_bytes
-    assert peak == statistics["peak_reserved_bytes"]
+    assert peak == statistics["reserved_bytes.all.peak"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_other_settings_equal_the_program_with_them(
     done = simulated_under(recording, after)
     # THEN it reserves what the program reserved there, after each allocation and free
     counts = count_events(expected.trace, is_cpu=False)
-    assert done.peak_reserved_bytes == statistics["peak_reserved_bytes"]
+    assert done.peak_reserved_bytes == statistics["reserved_bytes.all.peak"]
     assert done.device_allocs + done.maps == counts.device_allocs
     assert done.reserved_bytes is not None
     found = done.reserved_bytes[np.isin(recording.requests.kind, (ALLOCATE, FREE))]
@@ -134,7 +135,7 @@ def test_other_settings_equal_the_program_with_them(
 
 def test_memory_that_runs_out(record: Record) -> None:
     # GIVEN a program that ran out of memory
-    path, statistics = record(SEGMENTS, 31, SIMULATED_CAPACITY_MB="150")
+    path, statistics = record(SEGMENTS, 31, mib=150)
     assert statistics["oom"]
     device = int(np.argmax([np.any(trace.action == OOM) for trace in load(path).traces]))
     recording = extract_recording(load(path), device)
@@ -165,15 +166,15 @@ def test_memory_that_runs_out(record: Record) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--late", 2500), id="late"),
-        pytest.param(("--entries", 1000), id="ring", marks=pytest.mark.long),
+        pytest.param({"late": 2500}, id="late"),
+        pytest.param({"entries": 1000}, id="ring", marks=pytest.mark.long),
     ],
 )
 def test_an_incomplete_recording_is_simulated_from_its_first_event(
-    record: Record, options: tuple[object, ...]
+    record: Record, options: dict[str, int]
 ) -> None:
     # GIVEN a recording that began late, or that lost its first events
-    path, _ = record(SEGMENTS, 34, *options)
+    path, _ = record(SEGMENTS, 34, **options)
     recorded = load(path)
     # WHEN it is simulated
     found = recommend(path, settings=[EXPANDABLE], device=0)
@@ -207,9 +208,3 @@ def test_training(backend: str, tmp_path: Path) -> None:
     # THEN the simulation of its own settings equals the training
     assert found.deviation.equal == found.deviation.requests > 500
     assert found.own.peak_reserved_bytes == statistics["stats"]["reserved_bytes.all.peak"]
-
-
-def test_a_device_that_the_file_does_not_have(record: Record) -> None:
-    path, _ = record(SEGMENTS, 31)
-    with pytest.raises(PytracerError, match="has no device 9: it has 2 devices"):
-        recommend(path, settings=[EXPANDABLE], device=9)

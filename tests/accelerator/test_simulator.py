@@ -145,6 +145,17 @@ def simulate(requests: dict[str, Any], rules: dict[str, Any], limits: dict[str, 
     )
 
 
+def answered(folder: Path, backend: str, settings: str, **requests: Any) -> dict[str, Any]:
+    """Return what torch's own allocator answers."""
+    np.savez(folder / "requests.npz", **requests)
+    program = Path(__file__).parents[1] / "devices" / "real_allocator.py"
+    env = environment(**{VARIABLE[backend]: settings})
+    done = run_python(program, folder, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "answer.npz") as file:
+        return dict(file)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -166,20 +177,9 @@ def test_each_request(
     capacity = int(peak * (1.02, 1.1, 0.9, 1.5)[seed % 4]) // UNIT_BYTES * UNIT_BYTES
     has_limit = (run + run // 4) % 2 == 0
     limit = int(capacity * 0.95) if has_limit else NO_LIMIT
-    np.savez(
-        tmp_path / "requests.npz",
-        capacity_bytes=capacity,
-        has_limit=has_limit,
-        limit_bytes=limit % 2**62,
-        **requests,
-    )
+    limited = {"capacity_bytes": capacity, "has_limit": has_limit, "limit_bytes": limit % 2**62}
     # WHEN torch's own allocator and the simulator answer them
-    program = Path(__file__).parents[1] / "devices" / "real_allocator.py"
-    env = environment(**{VARIABLE[backend]: settings})
-    done = run_python(program, tmp_path, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
-    with np.load(tmp_path / "answer.npz") as file:
-        real = dict(file)
+    real = answered(tmp_path, backend, settings, **limited, **requests)
     total = int(real["total_bytes"])
     limits = {"limit_bytes": limit, "device_bytes": capacity, "total_bytes": total}
     answer = simulate(requests, rules, limits)
@@ -190,6 +190,8 @@ def test_each_request(
     _, call, address, size = answer["calls"]
     assert call.tolist() == real["calls"][:, 0].tolist()
     assert size.tolist() == real["calls"][:, 2].tolist()
+    kinds = [answer[name] for name in ("device_allocs", "device_frees", "maps", "unmaps")]
+    assert kinds == np.bincount(call, minlength=4).tolist()
     # AND all blocks and segments are at the same places of the device
     moved = real["address"] - answer["address"]
     assert len(np.unique(moved[answer["address"] != 0])) <= 1
@@ -214,18 +216,13 @@ def test_public_reports(tmp_path: Path, backend: str, report: Report) -> None:
     columns = report.program().columns()
     limits = {"limit_bytes": NO_LIMIT, "device_bytes": DEVICE_BYTES, "total_bytes": DEVICE_BYTES}
     limited = {"capacity_bytes": DEVICE_BYTES, "has_limit": False, "limit_bytes": 0}
-    np.savez(tmp_path / "requests.npz", **limited, **columns)
     # WHEN torch's own allocator and the simulator serve them
-    program = Path(__file__).parents[1] / "devices" / "real_allocator.py"
-    env = environment(**{VARIABLE[backend]: report.settings})
-    done = run_python(program, tmp_path, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    real = answered(tmp_path, backend, report.settings, **limited, **columns)
     rules = asdict(rules_of(report.settings, backend, allocator_version(backend)))
     answer = simulate(columns, rules, limits)
     # THEN after each request, the same is reserved, and the same requests find no memory
-    with np.load(tmp_path / "answer.npz") as real:
-        assert answer["reserved_bytes"].tolist() == real["reserved_bytes"].tolist()
-        assert answer["oom_requests"].tolist() == real["ooms"].tolist()
+    assert answer["reserved_bytes"].tolist() == real["reserved_bytes"].tolist()
+    assert answer["oom_requests"].tolist() == real["ooms"].tolist()
 
 
 def test_torch_has_so_many_streams(backend: str) -> None:

@@ -120,25 +120,28 @@ for overrides in json.loads(sys.argv[1]):
 """
 
 
+def workers(folder: Path, backend: str, *overrides: str) -> Job:
+    """Run a job of verl's own controller with workers on two ranks, each with a device."""
+    needs("verl")
+    env = installed(folder, RAY_USAGE_STATS_ENABLED="0")
+    done = run(WORKERS, backend, *overrides, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return Job(folder)
+
+
 @pytest.mark.long
 def test_verls_workers_under_ray(backend: str, tmp_path: Path) -> None:
-    # GIVEN a job of verl's own controller with workers on two ranks, each with a device
-    needs("verl")
     # WHEN it is started with the command of docs/how-to/verl.md
     steps, _, _ = commands()
-    done = run(
-        WORKERS,
+    left = workers(
+        tmp_path,
         backend,
         *steps,
         "global_profiler.save_path=out",
         "global_profiler.global_tool_config.torch_memory.stack_depth=2",
         "actor_rollout_ref.actor.profiler.all_ranks=True",
-        cwd=tmp_path,
-        env=installed(tmp_path, RAY_USAGE_STATS_ENABLED="0"),
     )
-    assert done.returncode == 0, done.stderr
     # THEN each rank has a file for each step
-    left = Job(tmp_path)
     assert left.files() == [
         f"out/step{step}/torch_memory_rank{rank}_pidN.pickle"
         for step in (1, 2, 5)
@@ -155,8 +158,7 @@ def test_verls_workers_under_ray(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_verls_steps_under_ray(backend: str, tmp_path: Path) -> None:
-    # GIVEN verl's own controller and workers on two ranks, whose profilers are switched off
-    needs("verl")
+    # GIVEN workers whose profilers are switched off
     variables = {
         "PYTRACER": "1",
         "PYTRACER_OUTPUT": str(tmp_path / "out"),
@@ -166,17 +168,9 @@ def test_verls_steps_under_ray(backend: str, tmp_path: Path) -> None:
     }
     # WHEN environment variables trace them
     env_vars = ", ".join(f'{name}: "{value}"' for name, value in variables.items())
-    done = run(
-        WORKERS,
-        backend,
-        "global_profiler.steps=[1,2,3]",
-        f"+ray_kwargs.ray_init.runtime_env.env_vars={{{env_vars}}}",
-        cwd=tmp_path,
-        env=installed(tmp_path, RAY_USAGE_STATS_ENABLED="0"),
-    )
-    assert done.returncode == 0, done.stderr
+    setting = f"+ray_kwargs.ray_init.runtime_env.env_vars={{{env_vars}}}"
+    left = workers(tmp_path, backend, "global_profiler.steps=[1,2,3]", setting)
     # THEN each rank has a file for the window of two steps of the controller
-    left = Job(tmp_path)
     assert left.files() == [f"out/steps2-3/torch_memory_rank{rank}_pidN.pickle" for rank in (0, 1)]
     for rank in (0, 1):
         events = left.events(f"out/steps2-3/*_rank{rank}_*", "alloc")

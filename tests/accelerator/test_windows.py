@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +9,6 @@ from types import ModuleType
 import pytest
 import torch
 import viewers
-from amount import amount
 from processes import environment, run
 from step_files import Snapshot, timeless
 
@@ -90,43 +88,6 @@ def test_overlapping_sessions_have_the_same_events(
             expected = [e for e in by_step[step - 1] if e["user_metadata"] == phase]
             assert timeless(read(tmp_path / f"step{step}" / phase)) == expected
             assert any(not event["frames"] for event in expected) == (phase == "update")
-
-
-def test_windows_while_threads_allocate(backend: str, device: ModuleType, tmp_path: Path) -> None:
-    # GIVEN threads that allocate without a pause
-    stop = threading.Event()
-    count = amount(15, 40)
-
-    def allocate(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        kept: list[torch.Tensor] = []
-        while not stop.is_set():
-            size = int(torch.randint(1, 3 << 20, (), generator=generator))
-            kept.append(torch.empty(size, dtype=torch.uint8, device=backend))
-            if len(kept) > 20:
-                kept.pop(int(torch.randint(0, 20, (), generator=generator)))
-
-    threads = [threading.Thread(target=allocate, args=(seed,)) for seed in range(3)]
-    complete = Tracer(device=backend, trace_alloc_max_entries=10_000_000)
-    windows = Tracer(
-        tmp_path, device=backend, steps=range(1, count + 1), trace_alloc_max_entries=10_000_000
-    )
-    with complete, windows:
-        for thread in threads:
-            thread.start()
-        # WHEN steps end in the meantime
-        for _ in range(count):
-            stop.wait(0.02)
-            windows.step()
-        stop.set()
-        for thread in threads:
-            thread.join()
-        everything = timeless(complete.snapshot())
-    # THEN every file is consistent (`read` checks this), and each event is in exactly one file
-    files = [read(tmp_path / f"step{step}") for step in range(1, count + 1)]
-    parts = [event for file in files for event in timeless(file)]
-    assert len(parts) > 25 * count
-    assert everything[: len(parts)] == parts
 
 
 def test_a_device_that_is_initialised_during_a_step(backend: str, tmp_path: Path) -> None:

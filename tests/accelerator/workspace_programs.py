@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from amount import amount
+from thread_failures import repeated
 from torch.nn import functional
 
 import pytracer
@@ -167,15 +168,6 @@ def hook_without_workspaces() -> None:
 def changing_threads() -> None:
     """Threads make and free workspaces, with torch's recorder on, while snapshots are written."""
     torch.cuda.memory._record_memory_history(stacks="python", context="all")
-    ended = threading.Event()
-    failures: list[BaseException] = []
-
-    def repeat(change: Any) -> None:
-        try:
-            while not ended.is_set():
-                change()
-        except BaseException as failure:
-            failures.append(failure)
 
     def on_a_stream() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -185,21 +177,12 @@ def changing_threads() -> None:
         torch._C._cuda_clearCublasWorkspaces()
         time.sleep(0.2)  # longer than the owners are read, so that some workspaces live as long
 
-    threads = [
-        threading.Thread(target=repeat, args=(change,))
-        for change in (on_a_stream, on_a_stream, clear_now_and_then)
-    ]
     with pytracer.Tracer(device="cuda") as tracer:
-        for thread in threads:
-            thread.start()
-        found = [len(workspaces(tracer.snapshot())) for _ in range(amount(12, 30))]
-        ended.set()
-        for thread in threads:
-            thread.join()
+        with repeated(on_a_stream, on_a_stream, clear_now_and_then):
+            found = [len(workspaces(tracer.snapshot())) for _ in range(amount(12, 30))]
         multiply()
         last = workspaces(tracer.snapshot())
         truth = clear()
-    assert not failures
     assert any(found)
     assert last.keys() == truth
 

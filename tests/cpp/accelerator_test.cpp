@@ -21,6 +21,7 @@
 #include "record/device_log_record.h"
 #include "session/session.h"
 #include "stack_here.h"
+#include "threads.h"
 #include "record/recorder.h"
 #include "record/thread_slot.h"
 #include "snapshot/memory_sink.h"
@@ -256,9 +257,7 @@ TEST(threads_that_meet_on_an_accelerator_lose_no_event) {
       record(0, PYTRACER_FREE_COMPLETED, first + 512 * (i % 100), 512);
     }
   };
-  std::thread other(run, 1 << 20);
-  run(1 << 28);
-  other.join();
+  on_threads(2, [&](uint64_t thread) { run(thread << 28 | 1 << 20); });
   for (const Session::DeviceStats& device : recording.session.stats().devices) {
     if (device.device == 0) CHECK(device.recorded == 4 * kPairs && device.live_blocks == 0);
   }

@@ -15,6 +15,7 @@
 #include "restore/restored_view.h"
 #include "session/session.h"
 #include "stack_here.h"
+#include "threads.h"
 #include "view/events.h"
 
 using namespace pytracer;
@@ -49,15 +50,11 @@ void work(uint64_t thread, int32_t count) {
 
 TEST(a_box_has_what_threads_record) {
   // GIVEN a session whose tables lie in a box
-  Recorder::instance().set_walking(true);
   const int file = empty_file();
   Registry::instance().open_box(dup(file));
-  Session session(options());
-  session.start();
+  Started session(options());
   // WHEN threads record more than the ring and the stack table hold
-  std::vector<std::thread> threads;
-  for (uint64_t t = 0; t < 3; ++t) threads.emplace_back(work, t, 5'000);
-  for (std::thread& thread : threads) thread.join();
+  on_threads(3, [](uint64_t t) { work(t, 5'000); });
   for (uint64_t t = 3; session.stats().stacks.generations <= 2; ++t) work(t, 1'000);  // a thread makes them
   // THEN the reader finds the same live blocks, and the same events but for the oldest one
   const View view = session.view();
@@ -87,11 +84,9 @@ TEST(a_box_has_what_threads_record) {
 
 TEST(a_box_whose_descriptor_is_closed_writes_to_no_other_file) {
   // GIVEN a box whose descriptor is closed behind its back, and is another file's then
-  Recorder::instance().set_walking(true);
   const int file = empty_file(), taken = dup(file), other = empty_file();
   Registry::instance().open_box(taken);
-  Session session(options());
-  session.start();
+  Started session(options());
   work(0, 10);
   CHECK(dup2(other, taken) == taken);
   // WHEN more is recorded than the file had space for
@@ -245,8 +240,7 @@ TEST(a_second_session_has_no_box_and_a_later_one_may) {
   const int file = empty_file();
   Registry::instance().open_box(dup(file));
   {
-    Session session(options());
-    session.start();
+    Started session(options());
     bool is_refused = false;
     try {
       Registry::instance().open_box(file);  // closes it
@@ -256,7 +250,6 @@ TEST(a_second_session_has_no_box_and_a_later_one_may) {
     CHECK(is_refused);
   }
   Registry::instance().open_box(empty_file());  // the last session is gone, and so is its box
-  Session session(options());
-  session.start();
+  Started session(options());
   session.stop();
 }

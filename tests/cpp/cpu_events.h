@@ -1,16 +1,28 @@
-// Reports events of the CPU as its hook does.
+// Reports events as hooks do: by default, the CPU's.
 #pragma once
 
+#include <utility>
+
 #include "record/recorder.h"
+#include "session/session.h"
 
 namespace pytracer {
 
-inline void record(uint8_t action, uint64_t address, uint64_t size = 0) {
+// A session that records, with stacks.
+struct Started : Session {
+  explicit Started(SessionOptions options) : Session(std::move(options)) {
+    Recorder::instance().set_walking(true);
+    start();
+  }
+};
+
+inline void record(uint8_t action, uint64_t address, uint64_t size = 0,
+                   int16_t device = PYTRACER_CPU_DEVICE) {
   pytracer_event event{};
   event.action = action;
   event.address = address;
   event.size = size;
-  event.device = PYTRACER_CPU_DEVICE;
+  event.device = device;
   Recorder::record(&event);
 }
 inline void alloc(uint64_t address, uint64_t size = 8) { record(PYTRACER_ALLOC, address, size); }

@@ -1,8 +1,5 @@
 // Allocations in autograd nodes get the stack of the forward call that made the node, or none.
 #include <pthread.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -19,7 +16,9 @@
 #include "record/thread_slot.h"
 #include "session/autograd_threads.h"
 #include "session/session.h"
+#include "memory_bound.h"
 #include "stack_here.h"
+#include "threads.h"
 #include "snapshot/parameter_names.h"
 #include "view/events.h"
 
@@ -77,14 +76,13 @@ const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read,       &next_s
                                      &changes_shape,        &has_two_gradients,
                                      &accumulates_into};
 
-class Recording {
- public:
+struct Recording : Session {
   explicit Recording(uint32_t entries = 1000, uint64_t stack_bytes = 1 << 20,
                      bool forward_stacks = true)
-      : session_({{PYTRACER_CPU_DEVICE}, entries, 32, stack_bytes, Context::all, forward_stacks}) {
+      : Session({{PYTRACER_CPU_DEVICE}, entries, 32, stack_bytes, Context::all, forward_stacks}) {
     Recorder::instance().set_walking(true);
     Registry::instance().set_autograd(kAutograd);
-    session_.start();
+    start();
     static uint64_t threads = 0;
     t_autograd = {++threads, 0};
     alloc(kFirst);  // the first allocation of a thread is never known to be the first of a call
@@ -92,12 +90,7 @@ class Recording {
   }
   ~Recording() { t_autograd = {}; }
 
-  View view() { return session_.view(); }
-  Session& session() { return session_; }
   static constexpr uint64_t kFirst = 1 << 30;
-
- private:
-  Session session_;
 };
 
 // Makes a node on this thread, and allocates at a line: as an operator does.
@@ -147,29 +140,29 @@ Shown of_block(const View& view, uint64_t address) {
   }
   std::abort();
 }
+// Runs a node, and returns what is shown of its allocation.
+Shown of_node(Session& session, const char* type, uint64_t thread, uint64_t node,
+              std::vector<RawFrame> own = {}) {
+  static uint64_t address = 1 << 20;
+  backward(type, thread, node, address += 1 << 10, std::move(own));
+  return of_block(session.view(), address);
+}
 
 }  // namespace
 
 TEST(both_events_of_a_free_name_the_node_that_freed) {
   Recording recording;
-  Session session({{0}, 100, 32, 1 << 20, Context::all, true});
-  session.start();
-  const auto record = [](uint8_t action, uint64_t address) {
-    pytracer_event event{};
-    event.action = action;
-    event.address = address;
-    event.size = kBytes;
-    Recorder::record(&event);
-  };
+  Started session({{0}, 100, 32, 1 << 20, Context::all, true});
+  const auto on_device = [](uint8_t action, uint64_t address) { record(action, address, kBytes, 0); };
   run_frames({frame_at(1, 1), frame_at(kEngineCode, 2)});
-  for (const uint64_t address : {64, 128}) record(PYTRACER_ALLOC, address);
+  for (const uint64_t address : {64, 128}) on_device(PYTRACER_ALLOC, address);
   t_autograd.type = kMul;
-  record(PYTRACER_FREE_REQUESTED, 64);
-  record(PYTRACER_FREE_COMPLETED, 64);
-  record(PYTRACER_FREE_REQUESTED, 128);
+  on_device(PYTRACER_FREE_REQUESTED, 64);
+  on_device(PYTRACER_FREE_COMPLETED, 64);
+  on_device(PYTRACER_FREE_REQUESTED, 128);
   t_autograd.type = nullptr;
   run_frames({frame_at(3, 3)});  // completed by a later call, outside of the node
-  record(PYTRACER_FREE_COMPLETED, 128);
+  on_device(PYTRACER_FREE_COMPLETED, 128);
   const View view = session.events();
   const std::vector<Event> events = copy_events(view.devices[0]);
   CHECK(events.size() == 5 && events[2].action == kFreeAtOnce);
@@ -181,27 +174,22 @@ TEST(both_events_of_a_free_name_the_node_that_freed) {
 
 TEST(a_new_thread_has_nothing_of_the_last_free_of_one_that_has_ended) {
   Recording recording;
-  Session session({{0}, 100, 32, 1 << 20, Context::all, true});
-  session.start();
-  const auto record = [](uint8_t action) {
-    pytracer_event event{};
-    event.action = action;
-    event.address = 64;
-    event.size = kBytes;
+  Started session({{0}, 100, 32, 1 << 20, Context::all, true});
+  const auto on_device = [](uint8_t action) {
     run_frames({frame_at(1, 1), frame_at(2, 2)});
-    Recorder::record(&event);
+    record(action, 64, kBytes, 0);
   };
-  record(PYTRACER_ALLOC);
+  on_device(PYTRACER_ALLOC);
   // GIVEN a thread that ends after it has requested a free in a node
   const ThreadSlot* slots[2];
   std::thread([&] {
     t_autograd.type = kMul;
-    record(PYTRACER_FREE_REQUESTED);
+    on_device(PYTRACER_FREE_REQUESTED);
     slots[0] = thread_slot();
   }).join();
   // WHEN the next one, which has its slot, completes the free at the same line, outside of the node
   std::thread([&] {
-    record(PYTRACER_FREE_COMPLETED);
+    on_device(PYTRACER_FREE_COMPLETED);
     slots[1] = thread_slot();
   }).join();
   // THEN its event is its own
@@ -265,7 +253,7 @@ TEST(a_parameter_names_only_nodes_that_ran_after_its_block_was_allocated) {
     return Owner{address, 512, PYTRACER_CPU_DEVICE, Category::parameter, Rule::module, name};
   };
   const std::vector<Owner> owners = {owner(kFirst, "first"), owner(kSecond, "second")};
-  const auto read = std::make_shared<Owners>(recording.session().mark(), owners,
+  const auto read = std::make_shared<Owners>(recording.mark(), owners,
                                              std::vector<Holder>{}, Owners::Missing{}, "");
   View view = recording.view();
   view.owners = read;
@@ -295,61 +283,39 @@ TEST(what_is_not_certain_is_not_exact) {
   t_autograd.runs_kernel = true;
   t_autograd.next += 10;  // nodes 3 to 12 allocate nothing
   call(40, 4 << 10);      // node 13
-  backward(kLog, forward, 0, 5 << 10);
-  backward(kSelect, forward, 0, 6 << 10);
-  backward(kCustom, forward, 0, 7 << 10);
-  backward(kMul, forward, 0, 20 << 10);
-  backward(kSum, forward, 1, 21 << 10);
+  CHECK((of_node(recording, kLog, forward, 0) == Shown{0, 10, "LogBackward0", true}));
+  CHECK((of_node(recording, kSelect, forward, 0) == Shown{0, 10, "SelectBackward0", false}));
+  CHECK((of_node(recording, kCustom, forward, 0) == Shown{0, 10, "PyNode", false}));
+  CHECK((of_node(recording, kMul, forward, 0) == Shown{0, 10, "MulBackward0", true}));
+  CHECK((of_node(recording, kSum, forward, 1) == Shown{0, 20, "SumBackward0", true}));
   t_autograd.has_output = false;
-  backward(kSum, forward, 0, 22 << 10);
+  CHECK((of_node(recording, kSum, forward, 0) == Shown{0, 10, "SumBackward0", false}));
   t_autograd.has_output = true;
   t_autograd.is_on_cpu = false;
-  backward(kSum, forward, 13, 23 << 10);
+  CHECK((of_node(recording, kSum, forward, 13) == Shown{0, 40, "SumBackward0", false}));
   t_autograd.is_on_cpu = true;
   t_autograd.has_two_gradients = false;
-  backward(kMul, forward, 1, 8 << 10);
-  backward(kSum, forward, 2, 9 << 10);
-  backward(kSum, forward, 3, 10 << 10);
-  backward(kSum, forward, 10, 11 << 10);
-  backward(kSum, forward, 11, 12 << 10);
-  backward(kSum, forward, 13, 13 << 10);
-  backward(kSum, forward, 14, 14 << 10);
-  backward(kSum, forward, 22, 15 << 10);
-  backward(kSum, forward + 1000, 0, 16 << 10);
-  const View view = recording.view();
-  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "LogBackward0", true}));
-  CHECK((of_block(view, 6 << 10) == Shown{0, 10, "SelectBackward0", false}));
-  CHECK((of_block(view, 7 << 10) == Shown{0, 10, "PyNode", false}));
-  CHECK((of_block(view, 20 << 10) == Shown{0, 10, "MulBackward0", true}));
-  CHECK((of_block(view, 21 << 10) == Shown{0, 20, "SumBackward0", true}));
-  CHECK((of_block(view, 22 << 10) == Shown{0, 10, "SumBackward0", false}));
-  CHECK((of_block(view, 23 << 10) == Shown{0, 40, "SumBackward0", false}));
-  CHECK((of_block(view, 8 << 10) == Shown{0, 20, "MulBackward0", false}));
-  CHECK((of_block(view, 9 << 10) == Shown{0, 30, "SumBackward0", false}));
-  CHECK((of_block(view, 10 << 10) == Shown{0, 30, "SumBackward0", false}));
-  CHECK((of_block(view, 11 << 10) == Shown{0, 30, "SumBackward0", false}));
+  CHECK((of_node(recording, kMul, forward, 1) == Shown{0, 20, "MulBackward0", false}));
+  CHECK((of_node(recording, kSum, forward, 2) == Shown{0, 30, "SumBackward0", false}));
+  CHECK((of_node(recording, kSum, forward, 3) == Shown{0, 30, "SumBackward0", false}));
+  CHECK((of_node(recording, kSum, forward, 10) == Shown{0, 30, "SumBackward0", false}));
   // More than 8 nodes away, and a thread that made no nodes: unknown.
-  CHECK((of_block(view, 12 << 10) == Shown{0, std::nullopt, "SumBackward0", false}));
-  CHECK((of_block(view, 13 << 10) == Shown{0, 40, "SumBackward0", true}));
-  CHECK((of_block(view, 14 << 10) == Shown{0, 40, "SumBackward0", false}));
-  CHECK((of_block(view, 15 << 10) == Shown{0, std::nullopt, "SumBackward0", false}));
-  CHECK((of_block(view, 16 << 10) == Shown{0, std::nullopt, "SumBackward0", false}));
+  CHECK((of_node(recording, kSum, forward, 11) == Shown{0, std::nullopt, "SumBackward0", false}));
+  CHECK((of_node(recording, kSum, forward, 13) == Shown{0, 40, "SumBackward0", true}));
+  CHECK((of_node(recording, kSum, forward, 14) == Shown{0, 40, "SumBackward0", false}));
+  CHECK((of_node(recording, kSum, forward, 22) == Shown{0, std::nullopt, "SumBackward0", false}));
+  CHECK((of_node(recording, kSum, forward + 1000, 0) == Shown{0, std::nullopt, "SumBackward0", false}));
 }
 
 TEST(an_operator_that_may_be_called_in_place_is_not_exact_unless_it_keeps_its_argument) {
   Recording recording;
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);
-  backward(kTanh, forward, 0, 2 << 10);
-  backward(kLog, forward, 0, 3 << 10);
-  backward(kTanhBackward, forward, 0, 4 << 10);
+  CHECK((of_node(recording, kTanh, forward, 0) == Shown{0, 10, "TanhBackward0", false}));
+  CHECK((of_node(recording, kLog, forward, 0) == Shown{0, 10, "LogBackward0", true}));
+  CHECK((of_node(recording, kTanhBackward, forward, 0) == Shown{0, 10, "TanhBackwardBackward0", true}));
   t_autograd.changes_shape = true;
-  backward(kTanh, forward, 0, 5 << 10);
-  const View view = recording.view();
-  CHECK((of_block(view, 2 << 10) == Shown{0, 10, "TanhBackward0", false}));
-  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "LogBackward0", true}));
-  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "TanhBackwardBackward0", true}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "TanhBackward0", true}));
+  CHECK((of_node(recording, kTanh, forward, 0) == Shown{0, 10, "TanhBackward0", true}));
 }
 
 TEST(a_call_that_was_not_seen_from_its_begin_is_not_exact) {
@@ -357,33 +323,27 @@ TEST(a_call_that_was_not_seen_from_its_begin_is_not_exact) {
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);
   // GIVEN a pause, in which a node was made
-  recording.session().pause();
+  recording.pause();
   call(20, 2 << 10);
-  recording.session().start();
+  recording.start();
   // WHEN the next allocation comes without a new node
   run_frames({frame_at(1, 30)});
   alloc(3 << 10, kBytes);
-  backward(kBmm, forward, 0, 4 << 10);
-  backward(kBmm, forward, 1, 5 << 10);
+  CHECK((of_node(recording, kBmm, forward, 0) == Shown{0, 10, "BmmBackward0", true}));
   // THEN the node is not exact
-  const View view = recording.view();
-  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "BmmBackward0", true}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 30, "BmmBackward0", false}));
+  CHECK((of_node(recording, kBmm, forward, 1) == Shown{0, 30, "BmmBackward0", false}));
 }
 
 TEST(the_first_call_after_a_pause_is_exact_if_an_allocation_came_between) {
   Recording recording;
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);
-  recording.session().pause();
-  recording.session().start();
+  recording.pause();
+  recording.start();
   alloc(2 << 10);
   call(20, 3 << 10);
-  backward(kBmm, forward, 0, 4 << 10);
-  backward(kBmm, forward, 1, 5 << 10);
-  const View view = recording.view();
-  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "BmmBackward0", true}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 20, "BmmBackward0", true}));
+  CHECK((of_node(recording, kBmm, forward, 0) == Shown{0, 10, "BmmBackward0", true}));
+  CHECK((of_node(recording, kBmm, forward, 1) == Shown{0, 20, "BmmBackward0", true}));
 }
 
 TEST(nodes_made_in_a_node_pass_its_stack_on_unless_python_code_runs) {
@@ -394,21 +354,15 @@ TEST(nodes_made_in_a_node_pass_its_stack_on_unless_python_code_runs) {
   const std::vector<RawFrame> recomputed = {frame_at(1, 70), frame_at(kEngineCode, 5)};
   // WHEN node 0 makes node 1, below the engine's frames, and node 1 makes node 2, without frames
   t_autograd.next = 2;
-  backward(kBmm, forward, 0, 2 << 10, engine);
+  CHECK((of_node(recording, kBmm, forward, 0, engine) == Shown{2, 10, "BmmBackward0", true}));
   t_autograd.next = 3;
-  backward(kBmm, forward, 1, 3 << 10);
+  CHECK((of_node(recording, kBmm, forward, 1) == Shown{0, 10, "BmmBackward0", true}));
   // AND node 0 recomputes a call, which makes node 3
   t_autograd.next = 4;
-  backward(kBmm, forward, 0, 4 << 10, recomputed);
-  backward(kBmm, forward, 2, 5 << 10);
-  backward(kBmm, forward, 3, 6 << 10);
+  CHECK((of_node(recording, kBmm, forward, 0, recomputed) == Shown{2, 10, "BmmBackward0", true}));
   // THEN nodes 1 and 2 have the stack of node 0, and node 3 has that of the recomputation
-  const View view = recording.view();
-  CHECK((of_block(view, 2 << 10) == Shown{2, 10, "BmmBackward0", true}));
-  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "BmmBackward0", true}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "BmmBackward0", true}));
-  CHECK((of_block(view, 4 << 10) == Shown{2, 10, "BmmBackward0", true}));
-  CHECK((of_block(view, 6 << 10) == Shown{0, 70, "BmmBackward0", true}));
+  CHECK((of_node(recording, kBmm, forward, 2) == Shown{0, 10, "BmmBackward0", true}));
+  CHECK((of_node(recording, kBmm, forward, 3) == Shown{0, 70, "BmmBackward0", true}));
 }
 
 TEST(the_first_thread_is_asked_for_its_node_only_in_a_call_of_the_engine) {
@@ -436,14 +390,10 @@ TEST(a_table_keeps_the_last_nodes_of_a_thread) {
     call(static_cast<int32_t>(node % 1000), 1 << 10);
     release(1 << 10);
   }
-  backward(kBmm, forward, 99, 2 << 10);
-  backward(kBmm, forward, 100, 3 << 10);
-  backward(kBmm, forward, ForwardStacks::kNodes + 99, 4 << 10);
-  const View view = recording.view();
-  CHECK((of_block(view, 2 << 10) == Shown{0, std::nullopt, "BmmBackward0", false}));
-  CHECK((of_block(view, 3 << 10) == Shown{0, 100, "BmmBackward0", true}));
-  CHECK((of_block(view, 4 << 10) ==
-         Shown{0, (ForwardStacks::kNodes + 99) % 1000, "BmmBackward0", true}));
+  CHECK((of_node(recording, kBmm, forward, 99) == Shown{0, std::nullopt, "BmmBackward0", false}));
+  CHECK((of_node(recording, kBmm, forward, 100) == Shown{0, 100, "BmmBackward0", true}));
+  constexpr uint32_t kLast = ForwardStacks::kNodes + 99;
+  CHECK((of_node(recording, kBmm, forward, kLast) == Shown{0, kLast % 1000, "BmmBackward0", true}));
 }
 
 TEST(threads_that_have_ended_keep_their_nodes_as_long_as_there_is_room) {
@@ -474,14 +424,10 @@ TEST(a_collection_of_stacks_makes_no_forward_stack_wrong) {
   // GIVEN a table that is collected many times; the digits of a node's number are in its frames
   Recording recording(50, 1 << 17);
   const uint64_t forward = t_autograd.thread;
-  constexpr uint64_t kDigits = 16, kFrames = 4, kEvery = 50;
+  constexpr uint64_t kEvery = 50;
   uint64_t exact = 0, runs = 0;
   for (uint64_t node = 0; node < 40'000; ++node) {
-    std::vector<RawFrame> frames;
-    for (uint64_t i = 0, rest = node; i < kFrames; ++i, rest /= kDigits) {
-      frames.push_back(frame_at(1 + i, static_cast<int32_t>(rest % kDigits)));
-    }
-    run_frames(frames);
+    run_stack(node);
     ++t_autograd.next;
     alloc(1 << 10, kBytes);
     release(1 << 10);
@@ -496,81 +442,55 @@ TEST(a_collection_of_stacks_makes_no_forward_stack_wrong) {
     ++runs;
     if (found.forward == 0) continue;
     // THEN it has its own stack; or that of a neighbour, where the table was full; or none
-    uint64_t number = 0, power = 1;
-    const auto tree = view.stacks->generation_of(found.forward);
-    for (const uint32_t frame : tree->frames(found.forward, 32).innermost_first) {
-      number += power * static_cast<uint64_t>(tree->frame(frame).offset);
-      power *= kDigits;
-    }
+    const uint64_t number = number_of(*view.stacks, found.forward);
     CHECK(found.is_exact ? number == back : number <= back && number + 9 >= back);
     exact += found.is_exact;
   }
-  CHECK(recording.session().stats().stacks.generations > 3);
+  CHECK(recording.stats().stacks.generations > 3);
   CHECK(exact > runs / 2 && exact < runs);
 }
 
 TEST(forward_stacks_are_right_while_threads_begin_generations) {
   // GIVEN a table with room for some thousand stacks, and threads whose stacks are ever new; the digits of
   // a stack's number are in its frames, and a block's size is 1 more than the number of its stack
-  constexpr uint64_t kDigits = 16, kFrames = 4, kThreads = 3;
+  constexpr uint64_t kThreads = 3;
   Recording recording(500, 1 << 17);
-  const auto run = [](uint64_t number) {
-    std::vector<RawFrame> frames;
-    for (uint64_t i = 0; i < kFrames; ++i, number /= kDigits) {
-      frames.push_back(frame_at(1 + i, static_cast<int32_t>(number % kDigits)));
-    }
-    run_frames(frames);
-  };
-  const auto number_of = [](const CallTree& tree, uint32_t stack) {
-    uint64_t number = 0, power = 1;
-    for (const uint32_t frame : tree.frames(stack, 32).innermost_first) {
-      number += power * static_cast<uint64_t>(tree.frame(frame).offset);
-      power *= kDigits;
-    }
-    return number;
-  };
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
+  std::deque<Repeated> threads;
   for (uint64_t t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
+    threads.emplace_back([t, n = t * 20'000]() mutable {
       const uint64_t address = (10 + t) << 32;
-      t_autograd = {7000 + t, 0};
-      for (uint64_t n = t * 20'000; !stop; n = (n + 1) % 60'000) {
-        // WHEN one allocates in forward, then in a node of it, then outside of autograd
-        run(n);
-        ++t_autograd.next;
-        alloc(address, n + 1);
-        run(n + 1);
-        t_autograd.type = kSum;
-        t_autograd.node_thread = t_autograd.thread;
-        t_autograd.node = t_autograd.next - 1;
-        alloc(address + 64, n + 2);
-        release(address);  // in the node
-        t_autograd.type = nullptr;
-        run(n + 2);
-        release(address + 64);
-      }
+      t_autograd.thread = 7000 + t;
+      // WHEN one allocates in forward, then in a node of it, then outside of autograd
+      run_stack(n);
+      ++t_autograd.next;
+      alloc(address, n + 1);
+      run_stack(n + 1);
+      t_autograd.type = kSum;
+      t_autograd.node_thread = t_autograd.thread;
+      t_autograd.node = t_autograd.next - 1;
+      alloc(address + 64, n + 2);
+      release(address);  // in the node
+      t_autograd.type = nullptr;
+      run_stack(n + 2);
+      release(address + 64);
+      n = (n + 1) % 60'000;
     });
   }
   // THEN each block that a view shows has its own stack, and a node's has the call's; or one has none
   uint64_t whole = 0;
   const auto generations = static_cast<uint64_t>(amount(20, 200));
-  while (recording.session().stats().stacks.generations < generations || whole < 20) {
+  while (recording.stats().stacks.generations < generations || whole < 20) {
     const View view = recording.view();
     for (const LiveBlock& block : view.devices[0].capture.blocks) {
       if (block.stack == 0) continue;
-      const auto tree = view.stacks->generation_of(block.stack);
-      const Backward found = tree->backward(block.stack);
-      if (found.own != 0) CHECK(number_of(*tree, found.own) == block.size - 1);
+      const Backward found = view.stacks->generation_of(block.stack)->backward(block.stack);
+      if (found.own != 0) CHECK(number_of(*view.stacks, found.own) == block.size - 1);
       if (found.forward == 0 || !found.is_exact) continue;
-      const auto of_forward = view.stacks->generation_of(found.forward);
-      CHECK(number_of(*of_forward, found.forward) == block.size - 2);
+      CHECK(number_of(*view.stacks, found.forward) == block.size - 2);
       ++whole;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(links_alone_start_a_generation) {
@@ -583,7 +503,7 @@ TEST(links_alone_start_a_generation) {
     release(64);
   }
   // THEN unused ones are given up, and no event lacks its stack
-  const StackTable::Stats stats = recording.session().stats().stacks;
+  const StackTable::Stats stats = recording.stats().stacks;
   CHECK(stats.generations > 3 && stats.dropped == 0);
 }
 
@@ -591,18 +511,17 @@ TEST(without_the_option_events_have_their_own_stacks_alone) {
   Recording recording(100, 1 << 20, false);
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);
-  backward(kBmm, forward, 0, 2 << 10);
-  CHECK((of_block(recording.view(), 2 << 10) == Shown{0, std::nullopt, "", false}));
+  CHECK((of_node(recording, kBmm, forward, 0) == Shown{0, std::nullopt, "", false}));
 }
 
 TEST(without_the_library_a_thread_of_autograd_is_known_by_its_name) {
   Recording recording;
   Registry::instance().set_autograd(autograd_threads);
   const auto allocate = [](const char* name, uint64_t address) {
-    std::thread([=] {
+    on_another_thread([=] {
       pthread_setname_np(pthread_self(), name);
       alloc(address, kBytes);
-    }).join();
+    });
   };
   allocate("pt_autograd_0", 1 << 10);
   allocate("pt_data_0", 2 << 10);
@@ -615,21 +534,13 @@ TEST(a_forked_child_knows_no_nodes_of_its_parent) {
   Recording recording;
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);
-  const pid_t child = fork();
-  if (child == 0) {
-    Session session({{PYTRACER_CPU_DEVICE}, 100, 32, 1 << 20, Context::all, true});
-    session.start();
+  in_a_child([&] {
+    Started session({{PYTRACER_CPU_DEVICE}, 100, 32, 1 << 20, Context::all, true});
     call(20, 2 << 10);  // the child's first allocation
     call(30, 3 << 10);
-    backward(kBmm, forward, 0, 4 << 10);
-    backward(kBmm, forward, 2, 5 << 10);
-    const View view = session.view();
-    CHECK((of_block(view, 4 << 10) == Shown{0, std::nullopt, "BmmBackward0", false}));
-    CHECK((of_block(view, 5 << 10) == Shown{0, 30, "BmmBackward0", true}));
-    _exit(0);
-  }
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK((of_node(session, kBmm, forward, 0) == Shown{0, std::nullopt, "BmmBackward0", false}));
+    CHECK((of_node(session, kBmm, forward, 2) == Shown{0, 30, "BmmBackward0", true}));
+  });
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
@@ -637,21 +548,14 @@ TEST(a_fork_needs_no_address_space) {
   // GIVEN forward stacks, the number of a parameter, and no address space
   Recording recording;
   CHECK(ParameterNumbers::instance()->number_of(64, PYTRACER_CPU_DEVICE) != 0);
-  rlimit before{};
-  CHECK(getrlimit(RLIMIT_AS, &before) == 0);
-  const rlimit none{4096, before.rlim_max};
-  CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+  const MemoryBound none(RLIMIT_AS, 4096);
   // WHEN the process forks
-  const pid_t child = fork();
-  if (child == 0) {
+  in_a_child([] {
     // THEN the child has forgotten the numbers, and can give them out anew
     ParameterNumbers& numbers = *ParameterNumbers::instance();
-    if (numbers.count() != 0) _exit(1);
-    if (numbers.number_of(128, PYTRACER_CPU_DEVICE) != 1) _exit(2);
-    _exit(numbers.number_of(64, PYTRACER_CPU_DEVICE) == 2 ? 0 : 3);
-  }
-  CHECK(setrlimit(RLIMIT_AS, &before) == 0);
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(numbers.count() == 0 && numbers.number_of(128, PYTRACER_CPU_DEVICE) == 1);
+    CHECK(numbers.number_of(64, PYTRACER_CPU_DEVICE) == 2);
+  });
+  none.lift();
 }
 #endif

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "check.h"
+#include "threads.h"
 
 using namespace pytracer;
 
@@ -98,16 +99,13 @@ TEST(a_frozen_live_table_keeps_removed_blocks) {
 TEST(live_table_views_are_consistent_under_fire) {
   LiveTable table(4096);
   SpinLock writer_lock;
-  std::atomic<bool> stop{false};
   std::atomic<uint64_t> next{0};
-  std::thread writer([&] {
-    // 100 or 101 blocks are always alive, with consecutive sizes.
-    while (!stop) {
-      std::lock_guard lock(writer_lock);
-      ++next;
-      CHECK(insert(table, 64 * (1 + next % 1000), next));
-      if (next > 100) CHECK(remove(table, 64 * (1 + (next - 100) % 1000)));
-    }
+  // 100 or 101 blocks are always alive, with consecutive sizes.
+  const Repeated writer([&] {
+    std::lock_guard lock(writer_lock);
+    ++next;
+    CHECK(insert(table, 64 * (1 + next % 1000), next));
+    if (next > 100) CHECK(remove(table, 64 * (1 + (next - 100) % 1000)));
   });
   for (int i = 0; i < 300 || next < 20'000; ++i) {
     {
@@ -124,6 +122,4 @@ TEST(live_table_views_are_consistent_under_fire) {
     }
     if (!live.empty()) CHECK(most - least + 1 == live.size());
   }
-  stop = true;
-  writer.join();
 }

@@ -1,8 +1,5 @@
 #include "record/phases.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <string>
 #include <thread>
@@ -10,6 +7,7 @@
 
 #include "check.h"
 #include "record/clock.h"
+#include "threads.h"
 
 using namespace pytracer;
 
@@ -20,23 +18,6 @@ Phases& phases() { return Phases::instance(); }
 std::string current() {
   const uint16_t own = thread_slot()->phase;
   return std::string(phases().name(own != 0 ? own : phases().process_phase()));
-}
-
-template <class Work>
-void on_another_thread(Work work) {
-  std::thread(work).join();
-}
-
-// For tests that would use up the names of later tests.
-template <class Work>
-void in_a_child(Work work) {
-  const pid_t child = fork();
-  if (child == 0) {
-    work();
-    _exit(0);
-  }
-  int status = 1;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
 }  // namespace
@@ -136,7 +117,7 @@ TEST(a_phase_without_room_for_its_name_is_none) {
 }
 
 TEST(the_bytes_of_all_names_are_bounded) {
-  in_a_child([] {
+  in_a_child([] {  // or later tests would have no names left
     int placed = 0;
     for (int i = 1000; i < 3000; ++i) {
       const uint64_t entry = phases().enter(std::string(1000, 'x') + std::to_string(i)).entry;
@@ -282,23 +263,19 @@ TEST(a_thread_that_has_not_recorded_forks) {
 TEST(forks_while_phases_of_other_threads_end) {
   // GIVEN threads that enter and leave phases, and end within them
   const Phases::Entered outer = phases().enter("outer");
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
+  std::deque<Repeated> threads;
   for (int t = 0; t < 2; ++t) {
-    threads.emplace_back([&] {
+    threads.emplace_back([] {
       const uint64_t others = phases().enter("others").entry;
-      while (!stop) {
-        phases().leave(phases().enter("often").entry);
-        on_another_thread([] { phases().enter("ended"); });
-        phases().since(0);
-      }
+      phases().leave(phases().enter("often").entry);
+      on_another_thread([] { phases().enter("ended"); });
+      phases().since(0);
       phases().leave(others);
     });
   }
   // WHEN children are forked at the same time, THEN each is only in the phase of the forking thread
   for (int i = 0; i < 200; ++i) {
     in_a_child([&] {
-      alarm(600);  // ends a child that waits for a lock of the parent
       CHECK(current() == "outer" && phases().since(0).all.size() == 1);
       const Phases::Entered inner = phases().enter("inner");
       CHECK(phases().parent(inner.phase) == outer.phase);
@@ -307,8 +284,7 @@ TEST(forks_while_phases_of_other_threads_end) {
       CHECK(current().empty());
     });
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   phases().leave(outer.entry);
 }
 #endif

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "threads.h"
 
 using namespace pytracer;
 
@@ -72,14 +73,10 @@ TEST(ring_shrinks_to_its_newest_events) {
 TEST(ring_grows_while_its_writer_writes) {
   for (int round = 0; round < 20; ++round) {
     RingBuffer small(1000);
-    std::atomic<bool> stop{false};
-    std::thread writer([&] {
-      for (uint64_t n = 0; !stop; ++n) small.append(numbered(n));
-    });
+    Repeated writer([&small, n = uint64_t{0}]() mutable { small.append(numbered(n++)); });
     while (small.head() < 2000) std::this_thread::yield();
     RingBuffer large(5000, small);
-    stop = true;
-    writer.join();
+    writer.stop();
     large.catch_up(small);
     CHECK(large.head() == small.head() && large.head() - large.oldest() >= 1000);
     std::vector<Event> out(5000);
@@ -115,10 +112,7 @@ TEST(ring_slots_that_were_wiped_are_not_events) {
 TEST(ring_reader_detects_overwritten_events) {
   for (const uint32_t capacity : {1u, 4u, 64u}) {
     RingBuffer ring(capacity);
-    std::atomic<bool> stop{false};
-    std::thread writer([&] {
-      for (uint64_t n = 0; !stop; ++n) ring.append(numbered(n));
-    });
+    const Repeated writer([&ring, n = uint64_t{0}]() mutable { ring.append(numbered(n++)); });
     uint64_t losses = 0, reads = 0;
     std::vector<Event> out(capacity);
     const auto wanted = static_cast<uint64_t>(amount(4'000, 20'000));
@@ -131,7 +125,5 @@ TEST(ring_reader_detects_overwritten_events) {
       losses += good - begin;
       reads += end - good;
     }
-    stop = true;
-    writer.join();
   }
 }

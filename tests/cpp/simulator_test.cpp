@@ -77,17 +77,6 @@ bool is_refused(const Program& program) {
   }
 }
 
-TEST(the_simulator_rounds_sizes) {
-  Rules rules;
-  CHECK(rules.rounded(0) == 512);
-  CHECK(rules.rounded(512) == 512);
-  CHECK(rules.rounded(513) == 1024);
-  CHECK(rules.rounded(5 * kMiB + 1) == 5 * kMiB + 512);
-  rules.padding_bytes = 32;
-  CHECK(rules.rounded(480) == 512);
-  CHECK(rules.rounded(481) == 1024);
-}
-
 TEST(the_simulator_divides_powers_of_two) {
   Rules rules;
   // One number of parts for all powers of two.
@@ -130,64 +119,6 @@ TEST(the_tie_of_equal_blocks_is_a_rule) {
   CHECK(program.last_address(rules) == begin + 20 * kMiB);
   rules.tie = Tie::by_creation;
   CHECK(program.last_address(rules) == begin + 32 * kMiB);
-}
-
-TEST(only_a_rest_above_the_threshold_is_split_off) {
-  Rules rules;
-  CHECK(rules.splits(true, 512, 512));
-  CHECK(!rules.splits(true, 512, 0));
-  CHECK(!rules.splits(false, 2 * kMiB, kMiB));
-  CHECK(rules.splits(false, 2 * kMiB, kMiB + 512));
-  rules.max_split_bytes = 32 * kMiB;
-  CHECK(rules.splits(false, 31 * kMiB, 2 * kMiB));
-  CHECK(!rules.splits(false, 32 * kMiB, 2 * kMiB));
-  rules.expandable = true;
-  CHECK(rules.splits(false, 32 * kMiB, 512));
-}
-
-TEST(large_blocks_share_segments_up_to_their_size) {
-  Rules rules;
-  CHECK(rules.segment_bytes(kMiB) == 2 * kMiB);
-  CHECK(rules.segment_bytes(kMiB + 512) == 20 * kMiB);
-  CHECK(rules.segment_bytes(10 * kMiB) == 10 * kMiB);
-  CHECK(rules.segment_bytes(11 * kMiB) == 12 * kMiB);
-}
-
-TEST(expandable_segments_map_pages_and_unmap_them) {
-  // WHEN a block of 30 MiB and one of 5 MiB are allocated, and the first one is freed
-  Rules rules;
-  rules.expandable = true;
-  rules.device_bytes = 100 * kMiB;
-  Program program;
-  const int64_t first = program.allocate(30 * kMiB);
-  program.allocate(5 * kMiB);
-  program.free(first);
-  program.empty_cache();
-  const Simulated done = program.run(rules);
-  // THEN two pages are mapped, and the page that only the first block has is unmapped
-  const int64_t* reserved = done.reserved_bytes.data();
-  CHECK(reserved[0] == static_cast<int64_t>(40 * kMiB));
-  CHECK(reserved[1] == static_cast<int64_t>(40 * kMiB));
-  CHECK(reserved[3] == static_cast<int64_t>(20 * kMiB));
-  CHECK(done.counts.maps == 1 && done.counts.unmaps == 1);
-  CHECK(done.counts.device_allocs == 0);
-  CHECK(done.address.data()[1] == done.address.data()[0] + static_cast<int64_t>(30 * kMiB));
-}
-
-TEST(a_retry_waits_for_left_blocks_first) {
-  // GIVEN a device that a left block fills
-  Rules rules;
-  rules.device_bytes = 64 * kMiB;
-  Program program;
-  const int64_t left = program.allocate(60 * kMiB);
-  program.leave(left);
-  program.allocate(40 * kMiB);
-  program.free(left);
-  const Simulated done = program.run(rules);
-  // THEN its memory is given back for another block, by one retry
-  CHECK(done.oom_requests.size() == 0);
-  CHECK(done.counts.retries == 1 && done.freed_early == 1);
-  CHECK(done.counts.reserved_bytes == 40 * kMiB);
 }
 
 TEST(a_collection_that_waits_frees_left_blocks) {

@@ -13,6 +13,7 @@
 #include "record/thread_slot.h"
 #include "session/session.h"
 #include "stack_here.h"
+#include "threads.h"
 #include "view/events.h"
 
 using namespace pytracer;
@@ -24,28 +25,6 @@ constexpr uint64_t kManyStacks = 25'000;
 
 SessionOptions options(uint32_t entries = 100) {
   return {{PYTRACER_CPU_DEVICE, 0}, entries, 32, kBound, Context::all};
-}
-
-// The number of a stack is in its instructions, so a stack that is read shows which one it is.
-constexpr uint32_t kFrames = 6, kDigits = 16;
-void run_stack(uint64_t number) {
-  std::vector<RawFrame> frames;
-  for (uint32_t i = 0; i < kFrames; ++i, number /= kDigits) {
-    frames.push_back(frame_at(1 + i, static_cast<int32_t>(number % kDigits)));
-  }
-  run_frames(frames);
-}
-uint64_t number_of(const StackTable& stacks, uint32_t id) {
-  const auto tree = stacks.generation_of(id);
-  CHECK(tree && tree->is_used(id));
-  const std::vector<uint32_t> frames = tree->frames(id, kMaxStackDepth).innermost_first;
-  CHECK(frames.size() == kFrames);
-  uint64_t number = 0, power = 1;
-  for (const uint32_t frame : frames) {
-    number += power * static_cast<uint64_t>(tree->frame(frame).offset);
-    power *= kDigits;
-  }
-  return number;
 }
 
 // A block's size is the number of the stack that allocates it.
@@ -61,12 +40,7 @@ void alloc_and_free(uint64_t first, uint64_t count, uint64_t address = 64) {
 }
 void on_accelerator(uint8_t action, uint64_t address, uint64_t number) {
   run_stack(number);
-  pytracer_event event{};
-  event.action = action;
-  event.address = address;
-  event.size = number;
-  event.ticks = 1;
-  Recorder::record(&event);
+  record(action, address, number, 0);
 }
 
 // Checks all stacks of a view. Returns how many events and blocks have none.
@@ -74,7 +48,7 @@ uint64_t check_stacks(const View& view) {
   uint64_t without = 0;
   const auto check = [&](uint32_t id, uint64_t number) {
     if (id == 0) ++without;
-    if (id != 0) CHECK(number_of(*view.stacks, id) == number);
+    if (id != 0) CHECK(number_of(*view.stacks, id) == number && view.stacks->generation_of(id)->is_used(id));
   };
   for (const DeviceView& device : view.devices) {
     for (const Event& event : copy_events(device)) {
@@ -94,51 +68,33 @@ StackTable::Stats stacks_of(Session& session) { return session.stats().stacks; }
 }  // namespace
 
 TEST(a_full_table_gives_up_stacks_that_nothing_refers_to) {
-  Recorder::instance().set_walking(true);
-  Session session(options());
-  session.start();
-  // GIVEN live blocks, a live segment, and a ring that has the free of a block, but no longer its
-  // allocation
-  for (uint64_t block = 1; block <= 50; ++block) alloc_from(block << 20, block);
-  on_accelerator(PYTRACER_SEGMENT_ALLOC, 1 << 30, 51);
-  on_accelerator(PYTRACER_ALLOC, 1 << 30, 60);
-  for (int i = 0; i < 99; ++i) on_accelerator(PYTRACER_OOM, 0, 70);
-  on_accelerator(PYTRACER_FREE_COMPLETED, 1 << 30, 61);
-  // WHEN many times more stacks are recorded than fit
-  for (uint64_t first = 1000; first < kManyStacks; first += 1000) {
-    alloc_and_free(first, 1000);
-    // THEN all stacks that a view shows are right, and next to none is missing
-    CHECK(check_stacks(session.view()) == 0);
-    CHECK(stacks_of(session).bytes <= kBound);
+  for (const uint32_t blocks : {50, 1000}) {
+    Started session(options(2 * blocks));
+    // GIVEN live blocks, a live segment, and a ring that has the free of a block, but no longer its
+    // allocation
+    for (uint64_t block = 1; block <= blocks; ++block) alloc_from(block << 20, block);
+    on_accelerator(PYTRACER_SEGMENT_ALLOC, 1 << 30, 51);
+    on_accelerator(PYTRACER_ALLOC, 1 << 30, 60);
+    for (uint32_t i = 0; i < 2 * blocks; ++i) on_accelerator(PYTRACER_OOM, 0, 70);
+    on_accelerator(PYTRACER_FREE_COMPLETED, 1 << 30, 61);
+    // WHEN many times more stacks are recorded than fit
+    for (uint64_t first = 1000; first < kManyStacks; first += 1000) {
+      alloc_and_free(first, 1000);
+      // THEN all stacks that a view shows are right, and next to none is missing
+      CHECK(check_stacks(session.view()) == 0);
+      CHECK(stacks_of(session).bytes <= kBound);
+    }
+    CHECK(stacks_of(session).generations > 5 && stacks_of(session).dropped == 0);
+    CHECK(session.view().devices[0].capture.blocks.size() == blocks);
+    CHECK(session.view().devices[1].capture.segments.size() == 1);
   }
-  CHECK(stacks_of(session).generations > 5 && stacks_of(session).dropped == 0);
-  CHECK(session.view().devices[0].capture.blocks.size() == 50);
-  CHECK(session.view().devices[1].capture.segments.size() == 1);
-}
-
-// Ten times the bound of new stacks, while a model stays allocated.
-TEST(stacks_of_a_model_outlive_generations) {
-  Recorder::instance().set_walking(true);
-  Session session(options(1000));
-  session.start();
-  for (uint64_t block = 1; block <= 1000; ++block) alloc_from(block << 20, block);
-  const uint64_t many = 10 * kBound / CallTree::kStackBytes;
-  for (uint64_t first = 1000; first < many; first += 1000) {
-    alloc_and_free(first, 1000);
-    CHECK(stacks_of(session).bytes <= kBound);
-  }
-  CHECK(stacks_of(session).generations > 10 && stacks_of(session).dropped == 0);
-  const View view = session.view();
-  CHECK(check_stacks(view) == 0 && view.devices[0].capture.blocks.size() == 1000);
 }
 
 TEST(what_a_table_has_of_dropped_functions_is_given_up) {
   // GIVEN functions that are made, run once and dropped, as those of eval() are, each of a file of
   // its own
-  Recorder::instance().set_walking(true);
   folder_of_files = "generated";
-  Session session(options());
-  session.start();
+  Started session(options());
   for (uintptr_t code = 10'000; code < 20'000; ++code) {
     run_frames({frame_at(code, 1), frame_at(code, 2), frame_at(1, 3)});
     alloc(64, 8);
@@ -164,9 +120,7 @@ TEST(what_a_table_has_of_dropped_functions_is_given_up) {
 }
 
 TEST(a_stack_that_a_view_shows_is_not_given_up) {
-  Recorder::instance().set_walking(true);
-  Session session(options());
-  session.start();
+  Started session(options());
   alloc_and_free(1, 100);
   std::optional<View> view = session.view();
   const std::vector<Event> events = copy_events(view->devices[0]);
@@ -182,9 +136,7 @@ TEST(a_stack_that_a_view_shows_is_not_given_up) {
 
 // The view of a ring reads stacks that were renewed after it was made.
 TEST(a_view_shows_what_was_renewed_meanwhile) {
-  Recorder::instance().set_walking(true);
-  Session session(options());
-  session.start();
+  Started session(options());
   for (uint64_t block = 1; block <= 50; ++block) alloc_from(block << 20, block);
   const View view = session.view();
   for (uint64_t number = 1000; stacks_of(session).generations == 1; ++number) {
@@ -198,13 +150,10 @@ TEST(a_view_shows_what_was_renewed_meanwhile) {
 }
 
 TEST(a_stack_of_a_stopped_session_is_not_given_up) {
-  Recorder::instance().set_walking(true);
-  Session stopped(options());
-  stopped.start();
+  Started stopped(options());
   alloc_from(1 << 20, 5);
   stopped.stop();
-  Session session(options());
-  session.start();
+  Started session(options());
   for (uint32_t round = 0; round < 3; ++round) {
     alloc_and_free(1000, kManyStacks);
     CHECK(check_stacks(stopped.view()) == 0);
@@ -218,9 +167,7 @@ TEST(a_stack_of_a_stopped_session_is_not_given_up) {
 }
 
 TEST(a_generation_that_python_has_is_kept) {
-  Recorder::instance().set_walking(true);
-  Session session(options());
-  session.start();
+  Started session(options());
   const auto newest = [&] { return copy_events(session.events().devices[0]).back().stack; };
   alloc_and_free(7, 1);
   const uint32_t first = newest();
@@ -233,9 +180,7 @@ TEST(a_generation_that_python_has_is_kept) {
 }
 
 TEST(nothing_is_given_up_before_hooks_have_ended) {
-  Recorder::instance().set_walking(true);
-  Session session(options());
-  session.start();
+  Started session(options());
   alloc_and_free(1, 1);
   std::atomic<bool> in_hook{false}, stop{false};
   std::thread slow([&] {
@@ -289,13 +234,10 @@ TEST(a_backward_stack_copies_nothing_from_an_older_generation) {
 // As Recorder and StackRenewal call the table, but with a generation at every step.
 TEST(backward_stacks_are_interned_while_a_hook_is_in_the_older_generation) {
   StackTable table(1 << 22);
-  std::atomic<bool> stop{false};
-  std::thread hook([&] {
-    for (uint64_t n = 0; !stop; n = (n + 1) % 4096) {
-      const HookScope scope(*thread_slot());
-      run_stack(n);
-      stack_here(table);
-    }
+  const Repeated hook([&table, n = uint64_t{0}]() mutable {
+    const HookScope scope(*thread_slot());
+    run_stack(n++ % 4096);
+    stack_here(table);
   });
   for (uint64_t round = 0, rounds = static_cast<uint64_t>(amount(200, 5000)); round < rounds; ++round) {
     run_stack(round % 64);
@@ -311,13 +253,10 @@ TEST(backward_stacks_are_interned_while_a_hook_is_in_the_older_generation) {
     while (!noted_hooks_have_ended()) std::this_thread::yield();
     CHECK(table.renewed(id) == id && table.end_generation() == StackTable::End::done);
   }
-  stop = true;
-  hook.join();
 }
 
 TEST(a_larger_ring_is_looked_at_again) {
-  Session session(options());
-  session.start();
+  Started session(options());
   const auto table = session.stacks();
   CHECK(table->begin_generation());
   session.change(200, 32, Context::all);
@@ -349,9 +288,7 @@ TEST(copies_always_have_room) {
 }
 
 TEST(a_table_full_of_stacks_in_use_is_not_searched_all_the_time) {
-  Recorder::instance().set_walking(true);
-  Session session(options(100'000));
-  session.start();
+  Started session(options(100'000));
   alloc_and_free(0, 20'000);
   CHECK(stacks_of(session).dropped > 10'000);
   // Each generation looks at some 2,500 stacks and up to 80,000 ids.
@@ -359,17 +296,11 @@ TEST(a_table_full_of_stacks_in_use_is_not_searched_all_the_time) {
 }
 
 TEST(stacks_are_given_up_while_threads_record) {
-  Recorder::instance().set_walking(true);
-  Session session(options());
-  session.start();
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
+  Started session(options());
+  std::deque<Repeated> threads;
   for (uint64_t t = 1; t <= 3; ++t) {
-    threads.emplace_back([&stop, t] {
-      uint64_t number = t << 20;
-      for (uint64_t block = 0; block < 20; ++block) alloc_from(t << 40 | block << 20, block);
-      while (!stop) alloc_and_free(number++, 1, t << 32);
-    });
+    for (uint64_t block = 0; block < 20; ++block) alloc_from(t << 40 | block << 20, block);
+    threads.emplace_back([t, number = t << 20]() mutable { alloc_and_free(number++, 1, t << 32); });
   }
   uint32_t entries = 100;
   for (int i = 0, rounds = amount(120, 300); i < rounds; ++i) {
@@ -383,28 +314,22 @@ TEST(stacks_are_given_up_while_threads_record) {
     check_stacks(session.view());
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   check_stacks(session.view());
   CHECK(stacks_of(session).generations > 2 && stacks_of(session).bytes <= kBound);
 }
 
 TEST(functions_are_dropped_while_threads_record) {
-  Recorder::instance().set_walking(true);
-  Session session(options());
-  session.start();
-  std::atomic<bool> stop{false};
+  Started session(options());
   std::mutex gil;
-  std::vector<std::thread> threads;
+  std::deque<Repeated> threads;
   for (uint64_t t = 1; t <= 3; ++t) {
-    threads.emplace_back([&stop, &gil, t] {
-      for (uint64_t code = t << 20; !stop; ++code) {
-        run_frames({frame_at(code, 1), frame_at(1, 3)});
-        alloc(t << 32, code);
-        release(t << 32);
-        std::lock_guard lock(gil);
-        Recorder::code_destroyed(reinterpret_cast<const void*>(code));
-      }
+    threads.emplace_back([&gil, t, code = t << 20]() mutable {
+      run_frames({frame_at(code, 1), frame_at(1, 3)});
+      alloc(t << 32, code);
+      release(t << 32);
+      std::lock_guard lock(gil);
+      Recorder::code_destroyed(reinterpret_cast<const void*>(code++));
     });
   }
   for (int i = 0; i < 100 || stacks_of(session).generations < 5; ++i) {
@@ -415,7 +340,6 @@ TEST(functions_are_dropped_while_threads_record) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();
   CHECK(stacks_of(session).bytes <= kBound);
 }

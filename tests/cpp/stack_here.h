@@ -2,7 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "check.h"
 #include "fake_frame_walk.h"
 #include "record/stack_table.h"
 
@@ -34,4 +36,26 @@ inline std::string name_of(const pytracer::StackTable& table, uint32_t stack) {
 inline std::string filename_of(const pytracer::StackTable& table, uint32_t stack) {
   const auto tree = table.generation_of(stack);
   return std::string(tree->text(tree->filename(frame_of(table, stack, 0))));
+}
+
+// Stacks whose numbers are in their instructions, so that a stack that is read shows which one it is.
+constexpr uint64_t kFrames = 6, kDigits = 16;
+inline void run_stack(uint64_t number) {
+  std::vector<pytracer::RawFrame> frames;
+  for (uint64_t i = 0; i < kFrames; ++i, number /= kDigits) {
+    frames.push_back(frame_at(1 + i, static_cast<int32_t>(number % kDigits)));
+  }
+  run_frames(frames);
+}
+inline uint64_t number_of(const pytracer::StackTable& stacks, uint32_t id) {
+  const auto tree = stacks.generation_of(id);
+  CHECK(tree != nullptr);
+  const std::vector<uint32_t> frames = tree->frames(id, pytracer::kMaxStackDepth).innermost_first;
+  CHECK(frames.size() == kFrames);
+  uint64_t number = 0, power = 1;
+  for (const uint32_t frame : frames) {
+    number += power * static_cast<uint64_t>(tree->frame(frame).offset);
+    power *= kDigits;
+  }
+  return number;
 }

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "fake_frame_walk.h"
 #include "stack_here.h"
+#include "threads.h"
 
 using namespace pytracer;
 
@@ -161,25 +162,21 @@ TEST(a_deep_stack_of_few_functions_fits) {
 // Threads look up and intern the same stacks while code objects are destroyed.
 TEST(stacks_from_many_threads) {
   StackTable table(8 << 20);
-  std::vector<std::thread> threads;
-  for (uintptr_t t = 0; t < 4; ++t) {
-    threads.emplace_back([&table, t] {
-      for (int32_t i = 0; i < 4000; ++i) {
-        run_frames({frame_at(100 + t, i % 50), frame_at(1, i % 300)});
-        const uint32_t id = stack_here(table);
-        CHECK(id != 0);
-        CHECK(frames_of(table, id).innermost_first.size() == 2);
-        CHECK(frame_of(table, id, 0).offset == i % 50);
-        CHECK(frame_of(table, id, 1).offset == i % 300);
-      }
-    });
-  }
-  for (uintptr_t code = 1000; code < 1200; ++code) {
-    run_frames({frame_at(code, 1)});
-    stack_here(table);
+  on_threads(5, [&table](uint64_t t) {
+    for (int32_t i = 0; t < 4 && i < 4000; ++i) {
+      run_frames({frame_at(100 + t, i % 50), frame_at(1, i % 300)});
+      const uint32_t id = stack_here(table);
+      CHECK(id != 0);
+      CHECK(frames_of(table, id).innermost_first.size() == 2);
+      CHECK(frame_of(table, id, 0).offset == i % 50);
+      CHECK(frame_of(table, id, 1).offset == i % 300);
+    }
+    for (uintptr_t code = 1000; t == 4 && code < 1200; ++code) {
+      run_frames({frame_at(code, 1)});
+      stack_here(table);
       table.code_destroyed(reinterpret_cast<const void*>(code));
-  }
-  for (std::thread& thread : threads) thread.join();
+    }
+  });
   CHECK(table.stats().codes == 205);
 }
 

@@ -6,20 +6,19 @@
 #include <thread>
 
 #include "check.h"
+#include "threads.h"
 
 using namespace pytracer;
 
 TEST(a_wait_for_hooks_ends_although_the_thread_is_always_in_a_hook) {
   init_thread_slots();
   std::atomic<uint64_t> begun{0};
-  std::atomic<bool> stop{false};
-  std::thread recording([&] {
-    std::optional<HookScope> scope;
-    while (!stop) {
-      scope.emplace(*thread_slot());  // one scope ends where the next begins
-      ++begun;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+  Repeated recording([&] {
+    ThreadSlot& slot = *thread_slot();
+    thread_local std::optional<HookScope> scope;
+    scope.emplace(slot);  // one scope ends where the next begins
+    ++begun;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   while (begun == 0) std::this_thread::yield();
   uint64_t fewest = UINT64_MAX;  // the scopes that began during a wait, if nothing else delayed it
@@ -28,8 +27,7 @@ TEST(a_wait_for_hooks_ends_although_the_thread_is_always_in_a_hook) {
     wait_for_hooks();
     fewest = std::min(fewest, begun - before);
   }
-  stop = true;
-  recording.join();
+  recording.stop();
   CHECK(fewest <= 2);
 }
 
@@ -40,16 +38,14 @@ TEST(hooks_are_waited_for_without_membarrier) {
   constexpr uint32_t kGone = 0;
   std::atomic<uint32_t> value{1};
   std::atomic<std::atomic<uint32_t>*> published{nullptr};
-  std::atomic<bool> stop{false};
   // GIVEN a thread that reads the published pointer, each time in a scope
   std::atomic<bool> began{false};
-  std::thread looking([&] {
+  Repeated looking([&] {
     ThreadSlot& slot = *thread_slot();
-    for (began = true; !stop;) {
-      const HookScope scope(slot);
-      const std::atomic<uint32_t>* found = published.load(std::memory_order_acquire);
-      CHECK(found == nullptr || found->load(std::memory_order_relaxed) != kGone);
-    }
+    began = true;
+    const HookScope scope(slot);
+    const std::atomic<uint32_t>* found = published.load(std::memory_order_acquire);
+    CHECK(found == nullptr || found->load(std::memory_order_relaxed) != kGone);
   });
   while (!began) std::this_thread::yield();
   for (uint32_t i = 1; i < 300'000; ++i) {
@@ -61,7 +57,6 @@ TEST(hooks_are_waited_for_without_membarrier) {
     // THEN the thread does not use it any more
     value.store(kGone, std::memory_order_relaxed);
   }
-  stop = true;
-  looking.join();
+  looking.stop();
   detail::membarrier_works = worked;
 }

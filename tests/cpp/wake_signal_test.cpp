@@ -5,7 +5,6 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "check.h"
+#include "threads.h"
 
 using namespace pytracer;
 
@@ -197,19 +197,15 @@ TEST(no_signal_is_lost_while_they_are_taken) {
 TEST(a_forked_child_watches_by_itself) {
   // GIVEN a parent that watches a signal
   watch_signal(SIGUSR1);
-  const pid_t child = fork();
-  if (child == 0) {
+  in_a_child([] {
     // WHEN the signal comes to the child, THEN the child does not react, as without a watch
     raise(SIGUSR1);
-    if (take_signals() != 0 || readable()) _exit(1);
+    CHECK(take_signals() == 0 && !readable());
     // AND the child can watch too
     watch_signal(SIGUSR1);
     raise(SIGUSR1);
-    if (!readable() || take_signals() != kUsr1) _exit(2);
-    _exit(0);
-  }
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(readable() && take_signals() == kUsr1);
+  });
   // THEN the parent receives nothing
   CHECK(!readable() && take_signals() == 0);
   raise(SIGUSR1);

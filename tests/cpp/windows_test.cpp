@@ -13,6 +13,7 @@
 #include "snapshot/memory_sink.h"
 #include "snapshot/pickle_writer.h"
 #include "snapshot/snapshot.h"
+#include "threads.h"
 #include "view/events.h"
 
 using namespace pytracer;
@@ -107,8 +108,7 @@ using Steps = std::vector<uint32_t>;
 }  // namespace
 
 TEST(each_window_has_its_own_events) {
-  Session reference(options(100)), session(options(100));
-  reference.start();
+  Started reference(options(100)), session(options(100));
   session.begin_step(1);
   session.start();
   alloc(64);
@@ -134,8 +134,7 @@ TEST(each_window_has_its_own_events) {
 }
 
 TEST(each_window_has_its_own_counts) {
-  Session session(options(100));
-  session.start();
+  Started session(options(100));
   release(64);
   release(128);
   const View first = session.end_window(true, 2);
@@ -161,11 +160,9 @@ TEST(only_recording_sessions_take_turns) {
 }
 
 TEST(a_turn_ends_a_pause) {
-  Recorder::instance().set_walking(true);
   run_frames({frame_at(1, 1)});
   for (const bool history : {true, false}) {
-    Session session(options(100));
-    session.start();
+    Started session(options(100));
     session.pause();
     alloc(64);
     CHECK(addresses(session.end_window(history, 2)).empty());
@@ -179,17 +176,14 @@ TEST(a_turn_ends_a_pause) {
 }
 
 TEST(windows_under_fire_share_no_event_and_lose_none) {
-  Session reference(options(1 << 20)), session(options(1 << 20));
-  reference.start();
+  Started reference(options(1 << 20)), session(options(1 << 20));
   session.start();
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
+  std::deque<Repeated> threads;
   for (uint64_t t = 1; t <= 3; ++t) {
-    threads.emplace_back([&stop, t] {
-      for (uint64_t i = 1; !stop && i < 100'000; ++i) {
-        alloc((t << 32) | (i * 64));
-        release((t << 32) | (i * 64));
-      }
+    threads.emplace_back([t, i = uint64_t{0}]() mutable {
+      if (++i >= 100'000) return std::this_thread::yield();  // or the ring would be too small
+      alloc((t << 32) | (i * 64));
+      release((t << 32) | (i * 64));
     });
   }
   uint64_t end = 0;
@@ -199,35 +193,15 @@ TEST(windows_under_fire_share_no_event_and_lose_none) {
     end = window.capture.end;
     CHECK(window.steps.back().number == (step == 2 ? 0 : step - 1));
   }
-  stop = true;
-  for (std::thread& each : threads) each.join();
+  threads.clear();
   session.stop();
   reference.stop();
   const DeviceView last = session.view().devices[0];
   CHECK(last.begin == end && last.capture.end == reference.view().devices[0].capture.end);
 }
 
-TEST(each_session_has_its_own_steps) {
-  Session one(options(100)), other(options(100));
-  one.start();
-  other.start();
-  one.begin_step(7);
-  alloc(64);
-  other.begin_step(3);
-  alloc(128);
-  one.begin_step(8);
-  one.begin_step(9);  // step 8 has no events
-  alloc(192);
-  CHECK(steps(one.view()) == Steps({7, 7, 9}));
-  CHECK(steps(other.view()) == Steps({0, 3, 3}));
-  one.clear();
-  alloc(256);
-  CHECK(steps(one.view()) == Steps({9}) && one.view().devices[0].steps.size() == 1);
-}
-
 TEST(steps_are_bounded) {
-  Session session(options(1 << 16));
-  session.start();
+  Started session(options(1 << 16));
   for (uint32_t step = 1; step <= 17'000; ++step) {
     session.begin_step(step);
     alloc(uint64_t{step} * 64);
@@ -235,47 +209,6 @@ TEST(steps_are_bounded) {
   const Steps found = steps(session.view());
   CHECK(found.size() == 17'000 && found.front() == 0 && found.back() == 17'000);
   CHECK(found[17'000 - 16'384 - 1] == 0 && found[17'000 - 16'384] == 17'001 - 16'384);
-}
-
-TEST(the_view_of_a_phase_has_its_events_and_those_of_nested_phases) {
-  Phases& phases = Phases::instance();
-  Session session(options(100));
-  session.start();
-  const Phases::Entered rollout = phases.enter("rollout");
-  alloc(64);
-  const Phases::Entered inner = phases.enter("sample");
-  alloc(128);
-  std::thread([&] {
-    const Phases::Entered update = phases.enter("update");
-    alloc(192);
-    phases.leave(update.entry);
-  }).join();
-  phases.leave(inner.entry);
-  phases.leave(rollout.entry);
-  alloc(256);
-  const View view = session.view(true, rollout.phase);
-  MemorySink sink;
-  write_snapshot(view, {""}, sink);
-  CHECK(sink.bytes.find("sample") != std::string::npos);
-  CHECK(sink.bytes.find("update") == std::string::npos);
-  CHECK(has_events(view) && has_events(session.view(true, inner.phase)));
-  session.clear();
-  CHECK(!has_events(session.view(true, rollout.phase)));
-}
-
-TEST(a_file_has_the_first_event_of_each_step) {
-  Session session(options(100));
-  session.begin_step(1);
-  session.start();
-  alloc(64);
-  release(64);
-  session.begin_step(2);
-  alloc(128);
-  session.begin_step(3);  // without an event
-  session.begin_step(4);
-  alloc(192);
-  // An allocation is written as two events, a free as three.
-  CHECK(has(file(session.view()), steps_begin_at({{1, 0}, {2, 5}, {4, 7}})));
 }
 
 TEST(the_file_of_a_phase_counts_its_own_events) {
@@ -306,8 +239,7 @@ TEST(the_file_of_a_phase_counts_its_own_events) {
 TEST(annotations_have_the_steps_and_phases_of_the_window) {
   Phases& phases = Phases::instance();
   const uint64_t early = phases.enter("early").entry;
-  Session session(options(100));
-  session.start();
+  Started session(options(100));
   const uint64_t inner = phases.enter("inner").entry;
   alloc(64);
   phases.leave(inner);
@@ -327,8 +259,7 @@ TEST(annotations_have_the_steps_and_phases_of_the_window) {
 }
 
 TEST(if_phases_end_together_the_inner_one_ends_first) {
-  Session session(options(100));
-  session.start();
+  Started session(options(100));
   std::thread([] {
     alloc(64);
     Phases::instance().enter("outer");

@@ -2,13 +2,12 @@
 
 import re
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import simulated
 import torch
 from devices import backends
-from simulated_memory import CAPACITY, MB, actions, backend, empty, history, pools, statistic
+from simulated_memory import CAPACITY, MB, actions, backend, empty, history, statistic
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)
@@ -68,15 +67,6 @@ def test_empty_cache_returns_all_free_memory():
     assert reserved - simulated.used_bytes() >= 90 * MB
 
 
-def test_cached_memory_never_reaches_the_driver():
-    block = empty(10 * MB)
-    del block
-    requests = simulated.counter("malloc")
-    for _ in range(100):
-        empty(10 * MB)
-    assert simulated.counter("malloc") == requests
-
-
 def test_process_bytes_are_used_bytes_and_a_context():
     held = empty(64 * MB, 1)
     assert held.numel() == 64 * MB
@@ -98,18 +88,6 @@ def test_pinned_host_memory_is_not_counted_on_the_device():
 # Out of memory.
 
 
-def test_cached_blocks_are_released_and_the_request_is_repeated():
-    # The blocks differ in size, so that no cached block can serve the request.
-    blocks = [empty(100 * MB) for _ in range(4)]
-    del blocks
-    assert simulated.used_bytes() >= 400 * MB
-    block = empty(300 * MB)
-    assert block.numel() == 300 * MB
-    assert statistic("num_alloc_retries") == 1
-    assert statistic("num_ooms") == 0
-    assert simulated.used_bytes() == backend.api.memory_reserved()
-
-
 def test_out_of_memory_reports_the_devices_memory():
     held = empty(200 * MB)
     with pytest.raises(torch.OutOfMemoryError) as failure:
@@ -127,20 +105,6 @@ def test_out_of_memory_reports_the_devices_memory():
         assert float(process[1]) == simulated.used_bytes() / MB + 300
 
 
-def test_memory_fraction_limits_the_used_memory():
-    # The fraction applies to the device's memory at torch's first query.
-    total = backend.api.get_device_properties(0).total_memory
-    backend.api.set_per_process_memory_fraction(128 * MB / total)
-    try:
-        held = empty(100 * MB)
-        assert held.numel() == 100 * MB
-        with pytest.raises(torch.OutOfMemoryError):
-            empty(60 * MB)
-    finally:
-        backend.api.set_per_process_memory_fraction(1.0)
-    assert empty(60 * MB).numel() == 60 * MB
-
-
 def test_the_observer_sees_an_out_of_memory():
     seen = []
     backend.attach_observer(lambda *arguments: seen.append(arguments))
@@ -151,20 +115,6 @@ def test_the_observer_sees_an_out_of_memory():
     assert requested == device_bytes(4096 * MB)
     assert total == CAPACITY
     assert free == CAPACITY - simulated.used_bytes()
-
-
-def test_memory_of_a_pool_is_separate():
-    pool = backend.api.MemPool()
-    with backend.api.use_mem_pool(pool):
-        inside = empty(5 * MB)
-    outside = empty(5 * MB)
-    assert pools() == {(0, 0), tuple(pool.id)}
-    assert inside.data_ptr() != outside.data_ptr()
-    taken = simulated.used_bytes()
-    del inside, pool
-    backend.api.empty_cache()
-    assert simulated.used_bytes() < taken
-    assert pools() == {(0, 0)}
 
 
 # Expandable segments.
@@ -192,34 +142,3 @@ def test_expandable_segments_are_mapped_and_unmapped():
         done = simulated.counter(done_name) - counted[done_name]
         assert done == simulated.counter(undone_name) - counted[undone_name] > 0
     assert simulated.used_bytes() == before
-
-
-def test_expandable_segments_run_out_of_memory():
-    with expandable_segments():
-        blocks = [empty(100 * MB) for _ in range(4)]
-        with pytest.raises(torch.OutOfMemoryError):
-            empty(120 * MB)
-        assert simulated.used_bytes() == backend.api.memory_reserved() <= CAPACITY
-        del blocks
-        # Cached memory is released for a request that does not fit next to it.
-        assert empty(450 * MB).numel() == 450 * MB
-
-
-def test_history_has_events_with_stacks():
-    with history(max_entries=1000):
-        block = empty(12 * MB)
-        address, size = block.data_ptr(), block.numel()
-        del block
-        backend.api.empty_cache()
-        (trace,) = (trace for trace in backend.api.memory._snapshot()["device_traces"] if trace)
-    own = [event for event in trace if event["action"] != "snapshot"]
-    assert [event["action"] for event in own] == [
-        "segment_alloc",
-        "alloc",
-        "free_requested",
-        "free_completed",
-        "segment_free",
-    ]
-    assert own[1]["addr"] == address
-    assert 0 <= own[1]["size"] - size < 512
-    assert any(Path(frame["filename"]) == Path(__file__) for frame in own[1]["frames"])

@@ -1,6 +1,5 @@
 """Do streams, graphs, models and threads work on a simulated device?"""
 
-import threading
 import time
 
 import pytest
@@ -10,6 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 from devices import backends
 from simulated_memory import MB, actions, backend, empty, history, pools, statistic
+from thread_failures import failures_of
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)
@@ -69,17 +69,6 @@ def test_busy_until_something_waits():
     assert [event.query() for event in events] == [True, False]
 
 
-def test_streams_have_separate_pools():
-    streams = [backend.api.Stream() for _ in range(3)]
-    blocks = []
-    for stream in streams:
-        with backend.api.stream(stream):
-            blocks.append(empty(4 * MB))
-    used = {segment["stream"] for segment in backend.api.memory._snapshot()["segments"]}
-    assert len(used) >= 3
-    assert len(blocks) == 3
-
-
 def test_elapsed_time_is_not_negative():
     start = backend.api.Event(enable_timing=True)
     end = backend.api.Event(enable_timing=True)
@@ -117,31 +106,11 @@ def test_a_graph_has_a_pool_for_all_streams_of_its_capture():
 # Programs.
 
 
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attention = nn.Linear(width, 3 * width)
-        self.projection = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        split = self.attention(self.norms[0](x)).view(batch, length, 3, self.heads, -1)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norms[1](x))
-
-
 @pytest.mark.parametrize("optimizer", [{"foreach": True}, {"fused": True}, {"foreach": False}])
 def test_a_transformer_trains(optimizer):
     before = backend.api.memory_allocated()
-    model = nn.Sequential(nn.Embedding(1000, 128), Block(128, 4), Block(128, 4))
-    model.append(nn.Linear(128, 1000)).to(backend.name)
+    layers = [nn.TransformerEncoderLayer(128, 4, 512, 0, batch_first=True) for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(1000, 128), *layers, nn.Linear(128, 1000)).to(backend.name)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     assert backend.api.memory_allocated() - before >= weights
     steps = torch.optim.AdamW(model.parameters(), lr=1e-3, **optimizer)
@@ -179,24 +148,16 @@ def test_convolutions_work():
 
 def test_threads_allocate_at_the_same_time():
     before = backend.api.memory_allocated()
-    failures = []
+    seeds = iter(range(6))
 
-    def work(seed):
-        try:
-            held = []
-            for i in range(300):
-                held.append(empty((seed * 7919 + i * 104729) % (2 * MB) + 1, device=seed % 2))
-                if len(held) > 8:
-                    held.pop(i % 8)
-        except Exception as error:
-            failures.append(error)
+    def work():
+        held, seed = [], next(seeds)
+        for i in range(300):
+            held.append(empty((seed * 7919 + i * 104729) % (2 * MB) + 1, device=seed % 2))
+            if len(held) > 8:
+                held.pop(i % 8)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=600)
-    assert not failures
+    assert failures_of(work, 6) == []
     assert backend.api.memory_allocated() == before
     for device in range(2):
         assert simulated.used_bytes(device) == backend.api.memory_reserved(device)

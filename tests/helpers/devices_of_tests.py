@@ -60,7 +60,6 @@ WHERE = {
     "test_killed": (EACH_BACKEND, "the events of the backend's hook"),
     "test_oom": (EACH_VERSION, "the observer of out-of-memory errors"),
     "test_oom::test_the_number_of_snapshots_is_limited": (ONCE, "files"),
-    "test_oom::test_the_first_and_the_last_of_a_dozen_files_remain": (ONCE, "files"),
     "test_oom::test_a_dump_that_fails": (EACH_BACKEND, "exceptions in the observer"),
     "test_oom::test_the_log_explains_the_out_of_memory": (EACH_BACKEND, "the device's totals"),
     "test_oom::test_an_explanation_that_is_not_possible": (ONCE, "the log"),

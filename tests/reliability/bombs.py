@@ -64,66 +64,22 @@ def doubled_lists(size: int) -> bytes:
     return spliced(levels)
 
 
-def tuple_tower(size: int) -> bytes:
-    return spliced(b")" + b"\x85" * size)
-
-
-def many_tuples(size: int) -> bytes:
-    return spliced(b"](" + b")\x85" * (size // 2) + b"e", "external_annotations")
-
-
-def many_towers(size: int) -> bytes:
-    return spliced(b"](" + (b"K\x01" + b"\x85" * 40) * (size // 42) + b"e", "external_annotations")
-
-
-def empty_dicts(size: int) -> bytes:
-    return spliced(b"](" + b"}" * size + b"e", "external_annotations")
-
-
-def empty_traces(size: int) -> bytes:
-    return spliced(b"](" + b"]" * size + b"e", "device_traces")
-
-
-def deep_lists(size: int) -> bytes:
-    return spliced(b"]" * (size // 2) + b"a" * (size // 2 - 1))
-
-
-def marks(size: int) -> bytes:
-    return spliced(b"(" * size)
-
-
-def stack_of_values(size: int) -> bytes:
-    return spliced(b"N" * size)
-
-
 def unknown_key(size: int) -> bytes:
     key = "k" * (size // 2)
     return dumped(device_traces=[[event(**{key: 0}) for _ in range(size // 2 // EVENT)]])
 
 
-def unknown_keys(size: int) -> bytes:
-    return dumped(device_traces=[[event(**{f"k{n}": 0}) for n in range(size // 30)]])
-
-
-def events_by_reference(size: int) -> bytes:
-    return dumped(device_traces=[[event()] * (size // REFERENCE)])
+def segment(blocks: int) -> dict[str, Any]:
+    block = {"address": BEGIN, "size": 512, "requested_size": 512, "state": "active_allocated"}
+    return {"device": 0, "address": BEGIN, "total_size": SEGMENT, "blocks": [block] * blocks}
 
 
 def blocks_by_reference(size: int) -> bytes:
-    block = {"address": BEGIN, "size": 512, "requested_size": 512, "state": "active_allocated"}
-    segment = {
-        "device": 0,
-        "address": BEGIN,
-        "total_size": SEGMENT,
-        "blocks": [block] * (size // 3),
-    }
-    return dumped(segments=[segment])
+    return dumped(segments=[segment(size // REFERENCE)])
 
 
 def segments_by_reference(size: int) -> bytes:
-    block = {"address": BEGIN, "size": 512, "requested_size": 512, "state": "active_allocated"}
-    segment = {"device": 0, "address": BEGIN, "total_size": SEGMENT, "blocks": [block] * 100}
-    return dumped(segments=[segment] * (size // REFERENCE))
+    return dumped(segments=[segment(100)] * (size // REFERENCE))
 
 
 def long_names_in_stacks(size: int) -> bytes:
@@ -178,13 +134,11 @@ def many_steps(size: int) -> bytes:
 
 
 def many_devices(size: int) -> bytes:
-    segment = {"address": BEGIN, "total_size": SEGMENT, "blocks": []}
-    return dumped(segments=[{**segment, "device": n} for n in range(size // 20)])
+    return dumped(segments=[{**segment(0), "device": n} for n in range(size // 20)])
 
 
 def far_device(size: int) -> bytes:
-    segment = {"address": BEGIN, "total_size": SEGMENT, "blocks": []}
-    return dumped(segments=[{**segment, "device": 10**n} for n in range(min(18, size))])
+    return dumped(segments=[{**segment(0), "device": 10**n} for n in range(min(18, size))])
 
 
 def overlapping_blocks(size: int) -> bytes:
@@ -201,10 +155,6 @@ def one_address(size: int) -> bytes:
 def out_of_memory(size: int) -> bytes:
     oom = {"action": "oom", "device_free": 0, "size": 2**62, "stream": 0, "frames": []}
     return dumped(device_traces=[[event(), *[oom] * (size // REFERENCE)]])
-
-
-def long_number(size: int) -> bytes:
-    return spliced(b"\x8b" + struct.pack("<i", size) + b"\x7f" * size)
 
 
 def _stated(opcode: bytes, form: str, count: int) -> Bomb:
@@ -230,15 +180,32 @@ STATED = {
 }
 
 PLAIN: dict[str, Bomb] = {
-    make.__name__.replace("_", " "): make
-    for make in (
-        *(texts_by_reference, metadata_by_reference, doubled_lists, tuple_tower, many_tuples),
-        *(many_towers, empty_dicts, empty_traces, deep_lists, marks, stack_of_values, unknown_key),
-        *(unknown_keys, events_by_reference, blocks_by_reference, segments_by_reference),
-        *(long_names_in_stacks, long_stacks, different_stacks, different_sites, long_phases),
-        *(long_annotations, many_steps, many_devices, far_device, overlapping_blocks, one_address),
-        *(out_of_memory, long_number),
-    )
+    "tuple tower": lambda size: spliced(b")" + b"\x85" * size),
+    "many tuples": lambda size: spliced(
+        b"](" + b")\x85" * (size // 2) + b"e", "external_annotations"
+    ),
+    "many towers": lambda size: spliced(
+        b"](" + (b"K\x01" + b"\x85" * 40) * (size // 42) + b"e", "external_annotations"
+    ),
+    "empty dicts": lambda size: spliced(b"](" + b"}" * size + b"e", "external_annotations"),
+    "empty traces": lambda size: spliced(b"](" + b"]" * size + b"e", "device_traces"),
+    "deep lists": lambda size: spliced(b"]" * (size // 2) + b"a" * (size // 2 - 1)),
+    "marks": lambda size: spliced(b"(" * size),
+    "stack of values": lambda size: spliced(b"N" * size),
+    "unknown keys": lambda size: dumped(
+        device_traces=[[event(**{f"k{n}": 0}) for n in range(size // 30)]]
+    ),
+    "events by reference": lambda size: dumped(device_traces=[[event()] * (size // REFERENCE)]),
+    "long number": lambda size: spliced(b"\x8b" + struct.pack("<i", size) + b"\x7f" * size),
+    **{
+        make.__name__.replace("_", " "): make
+        for make in (
+            *(texts_by_reference, metadata_by_reference, doubled_lists, unknown_key),
+            *(blocks_by_reference, segments_by_reference, long_names_in_stacks, long_stacks),
+            *(different_stacks, different_sites, long_phases, long_annotations, many_steps),
+            *(many_devices, far_device, overlapping_blocks, one_address, out_of_memory),
+        )
+    },
 }
 
 BOMBS: dict[str, Bomb] = {

@@ -1,8 +1,8 @@
 """Run cases of an attack on processes, each in a separate process that ends as programs do.
 
-A server process imports torch once. For each case, the server forks a child, which takes
-milliseconds. The child calls `case()` of the attack's module, then the interpreter finalises. The
-server itself does not use pytracer.
+A server process imports torch and pytracer once, but uses neither. For each case, it forks a child,
+which takes milliseconds. The child calls `case()` of the attack's module, then the interpreter
+finalises.
 
 A child that does not end in time gets SIGABRT, on which it prints the stacks of all its threads.
 """
@@ -17,18 +17,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 
 HANG_SECONDS = 60.0  # the time that a case may take beyond its own, for a busy machine
 MAX_LINE = 1200
-HIGHEST = ("most ", "longest ")
+THREAD_SECONDS = 50.0
 
 
 @dataclass(frozen=True)
@@ -50,45 +51,13 @@ class Case:
         return Path(self.folder)
 
 
-@dataclass
-class Found:
-    """The result of a child."""
-
-    tried: int = 0  # number of the attack's units
-    problems: list[str] = field(default_factory=list)  # one line for each broken promise
-    # Numbers by name. The sum over the cases counts; for names that begin with "most " or "longest
-    # ", the maximum counts.
-    figures: dict[str, float] = field(default_factory=dict)
-    # Parts that could not be tried, with the reason.
-    skipped: list[str] = field(default_factory=list)
-
-    def check(self, condition: object, problem: str) -> None:
-        if not condition:
-            self.problems.append(problem)
-
-    def count(self, name: str, number: float = 1) -> None:
-        self.figures[name] = self.figures.get(name, 0) + number
-
-    def highest(self, name: str, number: float) -> None:
-        """Record a number whose maximum counts."""
-        assert name.startswith(HIGHEST), name
-        self.figures[name] = max(self.figures.get(name, number), number)
-
-    def add(self, other: "Found") -> None:
-        self.tried += other.tried
-        self.problems += other.problems
-        self.skipped += [line for line in other.skipped if line not in self.skipped]
-        for name, number in other.figures.items():
-            (self.highest if name.startswith(HIGHEST) else self.count)(name, number)
-
-
 def attack_by_cases(
     module: str,
     budget: Budget,
     unit: str,
     seconds: float,
     check: Callable[[Path, Found], None] | None = None,
-) -> Outcome:
+) -> Found:
     """Run `case()` of a module in children until the budget is spent.
 
     Args:
@@ -98,28 +67,27 @@ def attack_by_cases(
         seconds: Time of a case; the last one may have less.
         check: Called with the folder of each case after its process has ended.
     """
-    total = Found()
+    total = Found(unit)
     deadline = time.monotonic() + budget.seconds
     with _server(module, budget.folder) as server:
         number = 0
         while number == 0 or time.monotonic() < deadline:
-            folder = budget.folder / str(number)
+            label, folder = f"seed {budget.seed}, case {number}", budget.folder / str(number)
             folder.mkdir()
             left = max(0.5, deadline - time.monotonic())
             case = Case(number, f"{budget.seed} {number}", str(folder), min(seconds, left))
             found = _run(server, case)
             if found is None:
-                total.problems.append(f"seed {budget.seed}, case {number}: the server has ended")
+                total.fail(label, ["the server has ended"])
                 break
-            if check is not None and not found.problems:
+            if check is not None and not found.failures:
                 check(folder, found)
-            label = f"seed {budget.seed}, case {number}: "
-            found.problems = [f"{label}{' '.join(problem.split())}" for problem in found.problems]
+            total.fail(label, found.failures)
+            found.failures.clear()
             total.add(found)
             subprocess.run(["rm", "-rf", str(folder)], check=False)
             number += 1
-    figures = {name: round(value, 3) for name, value in total.figures.items()}
-    return Outcome(total.tried, unit, total.problems, {**figures}, total.skipped)
+    return total
 
 
 @contextlib.contextmanager
@@ -152,14 +120,34 @@ def _run(server: "subprocess.Popen[str]", case: Case) -> Found | None:
     file = case.path / "found.json"
     found = Found(**json.loads(file.read_text())) if file.exists() else Found()
     if problem is not None:
-        found.problems.insert(0, problem)
+        found.failures.insert(0, problem)
     return found
+
+
+@contextlib.contextmanager
+def threads(found: Found, *works: Callable[[], object]) -> Iterator[None]:
+    """Run works on daemon threads, and check that each ends soon after the block, and well."""
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException:
+            found.failures.append(f"a thread ended: {traceback.format_exc()}")
+
+    running = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in running:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in running:
+            thread.join(THREAD_SECONDS)
+            found.check(not thread.is_alive(), f"{thread.name} hangs")
 
 
 def serve(name: str) -> None:
     """Run a case for each input line, and print the problem of its process."""
     module: Any = importlib.import_module(name)
-    importlib.import_module("torch")
     if hasattr(module, "prepare"):
         module.prepare()
     for line in sys.stdin:
@@ -182,7 +170,7 @@ def serve(name: str) -> None:
     except Exception as error:
         calls = traceback.extract_tb(error.__traceback__)[-3:]
         places = " < ".join(f"{Path(c.filename).name}:{c.lineno} {c.name}" for c in calls[::-1])
-        found = Found(problems=[f"{error!r} at {places}"])
+        found = Found(failures=[f"{error!r} at {places}"])
     (case.path / "found.json").write_text(json.dumps(asdict(found)))
 
 

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from cases import Found
+from attack import Found
 
 LEAST_SAMPLES = 20  # needed for a conclusion
 MIB = 2**20

@@ -8,14 +8,13 @@ import re
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import cases
 import torch
-from processes import without_end_line
 
 TEMPORARY = re.compile(r"\.pytracer-\d+-\w+\.tmp")
 SMALL_BYTES = 4
@@ -23,22 +22,20 @@ SMALL_BYTES = 4
 
 @dataclass
 class Ended:
-    """The result of a job."""
+    """A job, and its result once it has ended."""
 
+    pid: int
     # The exit status, or minus the number of the signal; None if the job took too long and was
     # killed.
-    status: int | None
-    output: str  # standard output and standard error
+    status: int | None = None
+    output: str = ""  # standard output and standard error
 
-    @property
-    def lines(self) -> list[str]:
-        """Return pytracer's log lines, without the line that names the file written at the end."""
-        lines = without_end_line(self.output + "\n").splitlines()
-        return [line for line in lines if "pytracer" in line]
+    def is_running(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 @contextlib.contextmanager
-def forked(job: Callable[[], None], limit_seconds: float = 120.0) -> Iterator["Job"]:
+def forked(job: Callable[[], None], limit_seconds: float = 120.0) -> Iterator[Ended]:
     """Start a job in a child; at the end of the block, wait for the child.
 
     Exit handlers that the child registers run at its end, as in a program. The parent's handlers
@@ -50,49 +47,23 @@ def forked(job: Callable[[], None], limit_seconds: float = 120.0) -> Iterator["J
         child = os.fork()
         if child == 0:
             _live(job, output.fileno())
-        started = Job(child, time.monotonic() + limit_seconds)
+        ended = Ended(child)
         try:
-            yield started
+            yield ended
         finally:
-            status = started.wait()
+            ended.status = cases.wait(child, limit_seconds)
+            if ended.status is None:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
             output.seek(0)
-            text = output.read().decode(errors="replace")
-            started.ended = Ended(status, text)
-
-
-class Job:
-    """A running job and its result."""
-
-    def __init__(self, pid: int, deadline: float) -> None:
-        self.pid = pid
-        self.ended = Ended(None, "")
-        self._deadline = deadline
-        self._status: int | None = None
-
-    def kill(self) -> None:
-        if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def running(self) -> bool:
-        if self._status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if pid else None
-        return self._status is None and time.monotonic() < self._deadline
-
-    def wait(self) -> int | None:
-        while self.running():
-            time.sleep(0.002)
-        if self._status is None:
-            self.kill()
-            os.waitpid(self.pid, 0)
-        return self._status
+            ended.output = output.read().decode(errors="replace")
 
 
 def run(job: Callable[[], None], limit_seconds: float = 120.0) -> Ended:
     """Run a job to its end."""
-    with forked(job, limit_seconds) as started:
+    with forked(job, limit_seconds) as ended:
         pass
-    return started.ended
+    return ended
 
 
 def _live(job: Callable[[], None], output: int) -> None:

@@ -1,15 +1,16 @@
 """Run every command on an untrusted file, and check its answer."""
 
 import contextlib
+import math
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 from click.testing import CliRunner
-from sweep import Case, Total, measured, sweep
+from sweep import measured, note, sweep
 
 from pytracer.analysis.requests import extract_recording
 from pytracer.commands.main import main
@@ -61,30 +62,27 @@ def questions(
     yield "the requests", lambda: extract_recording(load(path))
 
 
-def ask(name: str, path: Path, folder: Path) -> Case:
+def ask(name: str, path: Path, folder: Path) -> Found:
     """Ask all questions about a file; return a case with the first broken promise."""
     size = path.stat().st_size
     seconds_limit = FREE_SECONDS + SECONDS_PER_MIB * size / 2**20
     bytes_limit = FREE_MIB * 2**20 + BYTES_PER_BYTE * size
-    case = Case(name, file_bytes=size)
+    case = Found()
     asked = [("reading", lambda: load(path)), *questions(path, folder)]
-    while asked and case.problem is None:
+    while asked and not case.failures:
         what, question = asked.pop(0)
         seconds, extra_bytes, error = measured(question, bytes_limit)
-        case.seconds = max(case.seconds, seconds)
-        case.extra_bytes = max(case.extra_bytes, extra_bytes)
-        if error is None:
-            case.answered += 1
-        elif isinstance(error, PytracerError):
-            case.refused += 1
-            if what == "reading":  # all other questions would refuse too: ask only two of them
-                asked = [asked[0], asked[1 + zlib.crc32(name.encode()) % (len(asked) - 1)]]
-        else:
-            case.problem = f"{what}: {_last_call(error)}"
+        note(case, error is None, seconds, extra_bytes)
+        if error is not None and not isinstance(error, PytracerError):
+            case.fail(name, [f"{what}: {_last_call(error)}"])
+        elif error is not None and what == "reading":
+            # All other questions would refuse too: ask only two of them.
+            asked = [asked[0], asked[1 + zlib.crc32(name.encode()) % (len(asked) - 1)]]
         if seconds > seconds_limit:
-            case.problem = f"{what} took {seconds:.1f} s for {size:,} bytes"
+            case.fail(name, [f"{what} took {seconds:.1f} s for {size:,} bytes"])
         elif extra_bytes > bytes_limit:
-            case.problem = f"{what} took {extra_bytes / 2**20:,.0f} MiB for {size:,} bytes"
+            mib = extra_bytes / 2**20
+            case.fail(name, [f"{what} took {mib:,.0f} MiB for {size:,} bytes"])
     return case
 
 
@@ -97,32 +95,28 @@ def warm_up(folder: Path) -> None:
 
 
 def attack_files(
-    budget: Budget, unit: str, make: Callable[[int], tuple[str, bytes]], count: int | None = None
-) -> Outcome:
+    budget: Budget, unit: str, make: Callable[[int], tuple[str, bytes]], count: int = 0
+) -> Found:
     """Ask all questions about many files.
 
     Args:
         budget: The attack's budget.
         unit: The name of the files in reports.
         make: Makes the name and the content of a file from its number; called in a child.
-        count: The number of files, or None for no limit. The files are tried in turn, from one
-            that depends on the seed, so that runs that end early try different files.
+        count: The number of files, or 0 for no limit. The files are tried in turn, from one that
+            depends on the seed, so that runs that end early try different files.
     """
     path = budget.folder / "hostile.pickle"
-    begin = 0 if count is None else budget.seed % count
 
-    def run(number: int) -> Case:
-        name, content = make(number if count is None else (begin + number) % count)
+    def run(number: int) -> Found:
+        name, content = make((budget.seed + number) % count if count else number)
         path.write_bytes(content)
         return ask(name, path, budget.folder)
 
-    total = Total()
-    for case in sweep(run, count, budget.seconds, lambda: warm_up(budget.folder)):
-        total.add(case)
-    figures = total.figures()
-    if count is not None:
-        figures[f"of all {unit}, %"] = round(100 * total.tried / count, 1)
-    return Outcome(total.tried, unit, total.failures, figures)
+    total = sweep(run, unit, budget, count or math.inf, partial(warm_up, budget.folder))
+    if count:
+        total.count(f"of all {unit}, %", 100 * total.tried / count)
+    return total
 
 
 def command(*arguments: object, is_one_file: bool = True) -> None:

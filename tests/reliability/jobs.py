@@ -18,6 +18,7 @@ from pathlib import Path
 
 import forks
 import torch
+from attack import Found
 from processes import installed, without_end_line
 
 from pytracer.backends.hook_build import HookBuilder
@@ -104,6 +105,12 @@ class User:
             builder.build("cpu", self.cache)
         else:
             shutil.copy(found.path, self.cache)
+
+    def keep_hook(self, found: Found) -> Path:
+        """Return a copy of the cache with the hook, with which a job ends well."""
+        self.get_hook()
+        found.fail("before any attack", self.run().problems())
+        return shutil.copytree(self.cache, self.folder / "good")
 
     def run(
         self,

@@ -66,6 +66,7 @@ def run_here(name: str, seconds: float, seed: int, file: Path) -> None:
         module = importlib.import_module(f"attacks.{name}")
         outcome = module.attack(Budget(seconds, seed, Path(folder)))
     found = {"promise": module.PROMISE, **asdict(outcome), "environment": environment()}
+    found["figures"] = {name: round(value, 3) for name, value in outcome.figures.items()}
     file.write_text(json.dumps(found))
 
 
@@ -122,26 +123,18 @@ def _run(command: list[str], env: dict[str, str], seconds: float, file: Path) ->
             command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         ) as process,
     ):
-        problem = None
         try:
             status = process.wait(2 * seconds + GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            problem = f"the attack did not end within {2 * seconds + GRACE_SECONDS:.0f} s"
-        except BaseException:
-            _end(process)
-            raise
-        _end(process)  # also ends processes that the attack has started and left
-        if problem is None and (status != 0 or not file.exists()):
-            output.seek(0)
-            last = (output.read().strip().splitlines() or ["no message"])[-1]
-            problem = f"the attack's process ended with status {status}: {last}"
-        return problem
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the remaining processes of the attack's session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+            return f"the attack did not end within {2 * seconds + GRACE_SECONDS:.0f} s"
+        finally:  # also ends processes that the attack has started and left
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if status == 0 and file.exists():
+            return None
+        output.seek(0)
+        last = (output.read().strip().splitlines() or ["no message"])[-1]
+        return f"the attack's process ended with status {status}: {last}"
 
 
 def commit() -> str | None:

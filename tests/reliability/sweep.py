@@ -4,166 +4,98 @@ A child runs many cases, because a new process for each case would take most of 
 dies or hangs, the parent knows its current case, and continues with the next one.
 """
 
-import contextlib
 import gc
+import itertools
 import json
+import math
 import os
 import resource
-import selectors
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
+from attack import Budget, Found
 from memory import reset_peak, status_bytes
 
-HANG_SECONDS = 120.0
+HANG_SECONDS = 120
 """The time limit of a case, after which it counts as a hang. Its own limit is in processor time."""
 
 
-@dataclass
-class Case:
-    """The result of one case."""
-
-    name: str  # what was tried
-    problem: str | None = None  # the broken promise, or None
-    # answered, refused: How many questions had an answer, and how many a one-line error.
-    answered: int = 0
-    refused: int = 0
-    seconds: float = 0.0  # processor time of the slowest question
-    extra_bytes: int = 0  # largest memory of a question
-    file_bytes: int = 0  # size of the examined file
-
-
-@dataclass
-class Total:
-    """The sums over all cases of a sweep."""
-
-    tried: int = 0
-    failures: list[str] = field(default_factory=list)
-    answered: int = 0
-    refused: int = 0
-    most_seconds: float = 0.0
-    most_bytes: int = 0
-
-    def add(self, case: Case) -> None:
-        self.tried += 1
-        self.answered += case.answered
-        self.refused += case.refused
-        self.most_seconds = max(self.most_seconds, case.seconds)
-        self.most_bytes = max(self.most_bytes, case.extra_bytes)
-        if case.problem is not None:
-            self.failures.append(f"{case.name}: {case.problem}")
-
-    def figures(self) -> dict[str, int | float | str]:
-        return {
-            "questions answered": self.answered,
-            "questions refused in one line": self.refused,
-            "longest question, s of processor time": round(self.most_seconds, 2),
-            "most memory of a question, MiB": round(self.most_bytes / 2**20, 1),
-        }
+def note(case: Found, answered: bool, seconds: float, extra_bytes: int) -> None:
+    """Count a question of a case: answered or refused, its processor time and its memory."""
+    case.count("questions answered", answered)
+    case.count("questions refused in one line", not answered)
+    case.highest("longest question, s of processor time", seconds)
+    case.highest("most memory of a question, MiB", extra_bytes / 2**20)
 
 
 def sweep(
-    run: Callable[[int], Case],
-    end: int | None,
-    seconds: float,
+    run: Callable[[int], Found],
+    unit: str,
+    budget: Budget,
+    end: float = math.inf,
     warm_up: Callable[[], object] = lambda: None,
-) -> Iterator[Case]:
+) -> Found:
     """Run cases 0, 1, ... in children until `end` or until the time is spent.
 
     Args:
         run: Runs a case, in a child.
-        end: Number of cases, or None for as many as the time allows.
-        seconds: Time for all cases; at least one case runs.
+        unit: The name of the cases in reports.
+        budget: The attack's budget; at least one case runs.
+        end: Number of cases.
         warm_up: Called first in each child, so that no case includes the time of imports.
     """
-    deadline = time.monotonic() + seconds
-    begin = 0
-    while end is None or begin < end:
-        for number, case in _child(run, begin, end, deadline, warm_up):
-            yield case
-            begin = number + 1
-        if time.monotonic() >= deadline:
-            return
-
-
-def _child(
-    run: Callable[[int], Case],
-    begin: int,
-    end: int | None,
-    deadline: float,
-    warm_up: Callable[[], object],
-) -> Iterator[tuple[int, Case]]:
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(receiver)
-        try:
-            _work(run, begin, end, deadline, warm_up, sender)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    os.close(sender)
-    number, finished = begin, False
-    try:
-        for message in _messages(receiver):
-            if message is None:
-                break
-            number, finished = message["number"], "case" in message
-            if finished:
-                yield number, Case(**message["case"])
-        else:
-            message = {}
-    finally:
-        os.close(receiver)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+    deadline = time.monotonic() + budget.seconds
+    total = Found(unit)
+    while total.tried == 0 or (total.tried < end and time.monotonic() < deadline):
+        receiver, sender = os.pipe()
+        child = os.fork()
+        if child == 0:
+            numbers = itertools.takewhile(lambda number: number < end, itertools.count(total.tried))
+            _work(run, numbers, deadline, warm_up, sender)
+        os.close(sender)
+        case = None
+        with os.fdopen(receiver) as messages:
+            for case in map(json.loads, messages):
+                if case is not None:
+                    total.add(Found(**case))
+                    total.tried += 1
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if message is None:
-        yield number, Case(f"case {number}", f"no end after {HANG_SECONDS:.0f} s")
-    elif not finished:
-        yield number, Case(f"case {number}", f"the process ended with status {status}")
-
-
-def _messages(receiver: int) -> Iterator[dict[str, Any] | None]:
-    """Yield the child's messages, a dictionary per line; None if it sent nothing for too long."""
-    with selectors.DefaultSelector() as selector, os.fdopen(os.dup(receiver), "rb") as lines:
-        selector.register(receiver, selectors.EVENT_READ)
-        left = b""
-        while True:
-            if not selector.select(HANG_SECONDS):
-                yield None
-                return
-            read = os.read(lines.fileno(), 2**16)
-            if not read:
-                return
-            *complete, left = (left + read).split(b"\n")
-            yield from map(json.loads, complete)
+        if case is None:
+            hung = f"no end after {HANG_SECONDS} s"
+            what = hung if status == -signal.SIGALRM else f"the process ended with status {status}"
+            total.fail(f"case {total.tried}", [what])
+            total.tried += 1
+    return total
 
 
 def _work(
-    run: Callable[[int], Case],
-    number: int,
-    end: int | None,
+    run: Callable[[int], Found],
+    numbers: Iterable[int],
     deadline: float,
     warm_up: Callable[[], object],
     sender: int,
 ) -> None:
-    warm_up()
-    gc.freeze()  # so that the collection before each question skips imported objects
-    begin = number
-    while (end is None or number < end) and (time.monotonic() < deadline or number == begin):
-        _say(sender, {"number": number})
-        _say(sender, {"number": number, "case": asdict(run(number))})
-        number += 1
-
-
-def _say(sender: int, message: dict[str, Any]) -> None:
-    os.write(sender, json.dumps(message).encode() + b"\n")
+    """Run cases in a child, which sends a line before each and its result after it, and ends."""
+    status = 1
+    signal.alarm(HANG_SECONDS)
+    try:
+        warm_up()
+        gc.freeze()  # so that the collection before each question skips imported objects
+        with os.fdopen(sender, "w") as messages:
+            for number in numbers:
+                print("null", file=messages, flush=True)
+                signal.alarm(HANG_SECONDS)
+                print(json.dumps(asdict(run(number))), file=messages, flush=True)
+                if time.monotonic() >= deadline:
+                    break
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 def measured(

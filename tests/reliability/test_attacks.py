@@ -57,7 +57,7 @@ def test_a_failure_is_not_hidden(tmp_path: Path) -> None:
         "def attack(budget):\n"
         '    print("no more", flush=True)\n'
         "    if budget.seed == 2:\n"
-        '        return interface.Outcome(5, "cases", [], {})\n'
+        "        return interface.Found(tried=5)\n"
         "    os._exit(0 if budget.seed else 3)\n"
     )
     file = tmp_path / "found.json"

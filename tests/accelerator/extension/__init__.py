@@ -13,6 +13,18 @@ import torch
 from pytracer.backends.hook_compile import HookCompiler
 
 SOURCE = Path(__file__).parent / "churn.cpp"
+POINTER, NUMBER, TEXT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+SIGNATURES = {
+    "churn_start": (POINTER, [TEXT, *[NUMBER] * 4]),
+    "churn_allow": (None, [POINTER, NUMBER]),
+    "churn_pairs": (NUMBER, [POINTER]),
+    "churn_end": (None, [POINTER]),
+    "churn_samples": (NUMBER, [POINTER, POINTER]),
+    "churn_delete": (None, [POINTER]),
+    "wait_in_c": (None, [NUMBER, POINTER, ctypes.POINTER(NUMBER), POINTER]),
+    "allocate_and_free": (None, [TEXT, NUMBER]),
+}
+"""The results and arguments of the library's functions."""
 
 
 class GilHold(ctypes.Structure):
@@ -41,26 +53,9 @@ class Extension:
         self.without_gil = ctypes.CDLL(str(library))
         self.with_gil = ctypes.PyDLL(str(library))  # the same functions, called with the GIL held
         for functions in (self.without_gil, self.with_gil):
-            functions.churn_start.restype = ctypes.c_void_p
-            functions.churn_start.argtypes = [ctypes.c_char_p, *[ctypes.c_uint64] * 4]
-            functions.churn_allow.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-            functions.churn_pairs.argtypes = [ctypes.c_void_p]
-            functions.churn_pairs.restype = ctypes.c_uint64
-            functions.churn_end.argtypes = [ctypes.c_void_p]
-            functions.churn_samples.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-            functions.churn_samples.restype = ctypes.c_uint64
-            functions.churn_delete.argtypes = [ctypes.c_void_p]
-            counter = ctypes.POINTER(ctypes.c_uint64)
-            functions.wait_in_c.argtypes = [
-                ctypes.c_uint64,
-                ctypes.c_void_p,
-                counter,
-                ctypes.c_void_p,
-            ]
-            functions.allocate_and_free.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
-            functions.wait_in_c.restype = functions.churn_end.restype = None
-            functions.churn_allow.restype = functions.churn_delete.restype = None
-            functions.allocate_and_free.restype = None
+            for name, (result, arguments) in SIGNATURES.items():
+                function = getattr(functions, name)
+                function.restype, function.argtypes = result, arguments
 
     def allocate_and_free_with_gil(self, device: str, size: int) -> None:
         """Allocate and free on the calling thread, which keeps the GIL even to wait for a lock."""

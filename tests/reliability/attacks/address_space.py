@@ -5,13 +5,11 @@ the cache or not, and the rings range from small to larger than the limit. The l
 amount, from 1 MiB to 2 GiB, beyond the address space of the process after the import of torch.
 """
 
-import random
 import resource
 import shutil
-import time
 from functools import partial
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 from jobs import Ended, User
 from memory import status_bytes
 
@@ -30,18 +28,11 @@ def limit(extra_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
 
 
-def attack(budget: Budget) -> Outcome:
-    rng = random.Random(budget.seed)
-    deadline = time.monotonic() + budget.seconds
-    outcome = Outcome(0, "jobs under a limit", [], {})
+def attack(budget: Budget) -> Found:
+    rng, found = budget.rng, Found("jobs under a limit")
     user = User(budget.folder / "user")
-    user.get_hook()
-    first = user.run()
-    outcome.failures += [f"before any attack: {problem}" for problem in first.problems()]
-    good = user.folder / "good"
-    shutil.copytree(user.cache, good)
-    recorded = untraced = alike = 0
-    while outcome.tried == 0 or time.monotonic() < deadline:
+    good = user.keep_hook(found)
+    for number in found.turns(budget):
         extra_bytes = int(2 ** rng.uniform(20, 31))
         entries = rng.choice((1000, 100_000, 10**7, 2**28))
         has_hook = rng.random() < 0.8
@@ -55,23 +46,17 @@ def attack(budget: Budget) -> Outcome:
             # The traced job may fail where the job alone fails with a little less memory.
             less = max(extra_bytes - MARGIN_MIB * 2**20, 2**16)
             if run(before=partial(limit, less), PYTRACER="0").problems():
-                alike += 1
+                found.count("jobs that fail without pytracer too")
                 problems = []
         elif ended.is_recorded:
-            recorded += 1
+            found.count("jobs recorded")
         elif any("pytracer" in line for line in ended.lines):
-            untraced += 1
+            found.count("jobs untraced with a message")
         else:
             problems.append("it was not recorded, and no line says why")
         what = (
-            f"seed {budget.seed}, job {outcome.tried} ({extra_bytes / 2**20:.1f} MiB left, "
+            f"seed {budget.seed}, job {number} ({extra_bytes / 2**20:.1f} MiB left, "
             f"{entries} entries, {'a' if has_hook else 'no'} hook)"
         )
-        outcome.failures += [f"{what}: {problem}" for problem in problems]
-        outcome.tried += 1
-    outcome.figures = {
-        "jobs recorded": recorded,
-        "jobs untraced with a message": untraced,
-        "jobs that fail without pytracer too": alike,
-    }
-    return outcome
+        found.fail(what, problems)
+    return found

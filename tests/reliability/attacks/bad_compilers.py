@@ -9,12 +9,11 @@ seconds.
 
 import functools
 import os
-import random
 import shutil
 import time
 from pathlib import Path
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 from jobs import User
 
 from pytracer.backends.hook_attach import HOOKS
@@ -81,20 +80,18 @@ def make_compiler(path: Path, does: str | None) -> None:
     path.chmod(0o755)
 
 
-def attack(budget: Budget) -> Outcome:
-    order = list(COMPILERS)
-    random.Random(budget.seed).shuffle(order)
-    deadline = time.monotonic() + budget.seconds
-    outcome = Outcome(0, "jobs with a bad compiler", [], {})
+def attack(budget: Budget) -> Found:
+    order = budget.rng.sample([*COMPILERS], len(COMPILERS))
+    found = Found("jobs with a bad compiler")
+    found.count("kinds of compilers", len(order))
     user = User(budget.folder / "user")
     compiler = budget.folder / "compiler"
-    longest = 0.0
-    while outcome.tried == 0 or time.monotonic() < deadline:
-        kind = order[outcome.tried % len(order)]
+    for number in found.turns(budget):
+        kind = order[number % len(order)]
         make_compiler(compiler, COMPILERS[kind])
         begin = time.monotonic()
         ended = user.run(before=impatient, CXX=str(compiler))
-        longest = max(longest, time.monotonic() - begin)
+        found.highest("longest job, s", time.monotonic() - begin)
         problems = ended.problems()
         if ended.is_recorded:
             problems.append("it was recorded, by what no compiler made")
@@ -106,13 +103,7 @@ def attack(budget: Budget) -> Outcome:
         places = (user.cache, user.folder / "tmp" / f"pytracer-{os.geteuid()}")
         if left := [path.name for place in places for path in place.glob("*.so")]:
             problems.append(f"left: {left}")
-        what = f"seed {budget.seed}, job {outcome.tried}: a compiler that {kind}"
-        outcome.failures += [f"{what}: {problem}" for problem in problems]
-        outcome.tried += 1
+        found.fail(f"seed {budget.seed}, job {number}: a compiler that {kind}", problems)
         for place in places:
             shutil.rmtree(place, ignore_errors=True)
-    outcome.figures = {
-        "kinds of compilers": len(order),
-        "longest job, s": round(longest, 1),
-    }
-    return outcome
+    return found

@@ -8,7 +8,7 @@ lengths that exceed the file; very many devices, steps and marks. Each kind is m
 
 import random
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 from bombs import BOMBS
 from hostile import PROMISE, attack_files
 
@@ -20,7 +20,7 @@ SECONDS = 60
 SIZES = (5_000, 40_000, 160_000)
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     kinds = [*BOMBS]
 
     def make(number: int) -> tuple[str, bytes]:
@@ -28,6 +28,6 @@ def attack(budget: Budget) -> Outcome:
         size = SIZES[rounds] if rounds < len(SIZES) else random.Random(number).randrange(10**5)
         return f"{kinds[kind]}, of {size:,} bytes", BOMBS[kinds[kind]](size)
 
-    outcome = attack_files(budget, "bombs", make)
-    outcome.figures["kinds of bombs"] = len(kinds)
-    return outcome
+    found = attack_files(budget, "bombs", make)
+    found.count("kinds of bombs", len(kinds))
+    return found

@@ -8,7 +8,7 @@ run.
 import gzip
 
 import pyarrow
-from attack import Budget, Outcome
+from attack import Budget, Found
 from bombs import dumped
 from hostile import PROMISE, SMALL, attack_files
 
@@ -18,7 +18,7 @@ DEVICE = "none"
 SECONDS = 20
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     files = {
         "a snapshot": dumped(),
         "a snapshot compressed by gzip": gzip.compress(dumped(), mtime=0),

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import torch
 import viewers
-from attack import Budget, Outcome
-from cases import Case, Found
+from attack import Budget, Found
+from cases import Case
+
+from pytracer import Tracer, annotate
 
 PROMISE = (
     "Whatever daemon threads do with tracers while the interpreter ends, the process ends in "
@@ -39,14 +42,12 @@ MIN_EVENTS = 500
 START_SECONDS = 45.0
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "exits", 0.2, check=check)
 
 
 def prepare() -> None:
     """Compile the script once, before any case forks."""
-    import torch
-
     global _unit
     _unit = torch.jit.CompilationUnit("""
 def churn(turns: int):
@@ -64,8 +65,6 @@ class Program:
     """A process that ends while its threads work."""
 
     def __init__(self, case: Case) -> None:
-        from pytracer import Tracer
-
         self.rng = case.rng
         self.tracer = Tracer("exit.pickle", device="cpu", trace_alloc_max_entries=2000)
         self.stepping = Tracer(
@@ -77,14 +76,10 @@ class Program:
         _unit.churn(2**60)
 
     def churn_in_a_phase(self) -> None:
-        from pytracer import annotate
-
         with annotate("daemon"), annotate("inner"):
             _unit.churn(2**60)
 
     def enter_phases(self) -> None:
-        from pytracer import annotate
-
         while True:
             with annotate(f"phase {next(self.numbers) % 50}"):
                 pass
@@ -100,8 +95,6 @@ class Program:
             self.tracer.events()
 
     def trace(self) -> None:
-        from pytracer import Tracer
-
         path = f"other{next(self.numbers)}.pickle"
         while True:
             with Tracer(path, device="cpu", trace_alloc_max_entries=100):
@@ -125,10 +118,6 @@ class Program:
 
 
 def case(case: Case) -> Found:
-    import torch
-
-    from pytracer import Tracer
-
     program = Program(case)
     rng = program.rng
     if rng.random() < 0.8:
@@ -179,4 +168,4 @@ def check(folder: Path, found: Found) -> None:
         sizes = {segment["total_size"] for segment in snapshot["segments"]}
         found.check(set(KEPT) <= sizes, f"({threads}) the exit file lacks the blocks {KEPT}")
     except Exception as error:
-        found.problems.append(f"({threads}) the exit file is not complete: {error!r}")
+        found.failures.append(f"({threads}) the exit file is not complete: {error!r}")

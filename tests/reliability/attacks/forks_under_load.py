@@ -22,13 +22,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cases
+import torch
 import viewers
-from attack import Budget, Outcome
-from cases import Case, Found
+from attack import Budget, Found
+from cases import Case
+
+from pytracer import Tracer, annotate
 
 PROMISE = (
     "A fork never hangs, whatever other threads and other fork hooks do with tracers; a child's "
@@ -37,11 +41,10 @@ PROMISE = (
 DEVICE = "cpu"
 SECONDS = 25
 CHILD_SECONDS = 45.0  # the time limit of a child on a busy machine
-THREAD_SECONDS = 45.0
 KEPT = [1001, 1002, 1003]  # bytes of the blocks that the parent holds throughout
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "forks", 5)
 
 
@@ -49,10 +52,6 @@ class Program:
     """The process that forks, with its threads."""
 
     def __init__(self, case: Case) -> None:
-        import torch
-
-        from pytracer import Tracer
-
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
         self.case = case
         self.tracer = Tracer(device="cpu", trace_alloc_max_entries=2000)
@@ -78,23 +77,16 @@ class Program:
             self.tracer.events()
 
     def trace(self) -> None:
-        from pytracer import Tracer
-
         with Tracer("other.pickle", device="cpu", trace_alloc_max_entries=500) as second:
             second.snapshot()
 
     def phase(self) -> None:
-        from pytracer import annotate
-
         with annotate("one"), annotate("two"):
             self.empty(3)
 
     def repeat(self, work: Callable[[], None]) -> None:
-        try:
-            while not self.done.wait(0.002):
-                work()
-        except BaseException:
-            self.found.problems.append(f"a thread ended: {traceback.format_exc()}")
+        while not self.done.wait(0.002):
+            work()
 
     # --- other libraries' hooks ---
 
@@ -114,8 +106,6 @@ class Program:
 
     def leave_garbage(self) -> None:
         """Leave a tracer that only the collector finds."""
-        from pytracer import Tracer
-
         garbage: list[Any] = [Tracer(device="cpu", trace_alloc_max_entries=100).start()]
         garbage[0].stop()
         garbage.append(garbage)
@@ -158,7 +148,7 @@ class Program:
                 os.kill(child, signal.SIGKILL)
         text = cases.stacks(Path("stderr").read_text(errors="replace"))
         what = "hangs" if status is None else f"ended with status {status}"
-        self.found.problems.append(f"fork {number} by {way}: the child {what}: {text}")
+        self.found.failures.append(f"fork {number} by {way}: the child {what}: {text}")
 
     def be_child(self, number: int) -> None:
         status = 1
@@ -172,8 +162,6 @@ class Program:
             os._exit(status)
 
     def check_child(self, number: int) -> None:
-        from pytracer import Tracer, annotate
-
         assert not self.tracer.stats()["recording"]
         if number % 3 == 0:
             gc.collect()
@@ -223,37 +211,30 @@ def case(case: Case) -> Found:
         if name not in early:
             program.register(name)
     load = [program.allocate, program.dump, program.read, program.trace, program.phase]
-    threads = [
-        threading.Thread(target=program.repeat, args=(work,), daemon=True)
-        for work in rng.sample(load, rng.randrange(2, len(load) + 1))
+    works = [
+        partial(program.repeat, work) for work in rng.sample(load, rng.randrange(2, len(load) + 1))
     ]
-    for thread in threads:
-        thread.start()
     ways = ["os.fork"] * 5 + ["multiprocessing", "preexec_fn", "user"]
     deadline = time.monotonic() + case.seconds
 
     def fork_often(seed: str) -> None:
         chosen = random.Random(seed)
-        while time.monotonic() < deadline and not program.found.problems:
+        while time.monotonic() < deadline and not program.found.failures:
             program.fork(chosen.choice(ways), next(program.numbers))
 
-    others = []
     if rng.random() < 0.5:
-        others = [threading.Thread(target=fork_often, args=(f"{case.seed} 2",), daemon=True)]
-        others[0].start()
-    fork_often(case.seed)
-    program.done.set()
-    for thread in [*threads, *others]:
-        thread.join(THREAD_SECONDS)
-        program.found.check(not thread.is_alive(), f"{thread.name} hangs")
+        works.append(partial(fork_often, f"{case.seed} 2"))
+    with cases.threads(program.found, *works):
+        fork_often(case.seed)
+        program.done.set()
     program.tracer.stop()
     program.tracer.dump("parent.pickle")
     try:
         check_file(Path("parent.pickle"), KEPT, None, None)
     except AssertionError as error:
-        program.found.problems.append(f"the parent's file is wrong: {error!r}")
+        program.found.failures.append(f"the parent's file is wrong: {error!r}")
     ignored = "Exception ignored" in Path("stderr").read_text(errors="replace")
     program.found.check(not ignored, "a hook raised")
     names = ", ".join(f"{name}{' first' if name in early else ''}" for name in hooks)
-    program.found.problems = [f"hooks {names}: {problem}" for problem in program.found.problems]
+    program.found.failures = [f"hooks {names}: {problem}" for problem in program.found.failures]
     return program.found

@@ -9,7 +9,6 @@ file.
 import contextlib
 import logging
 import os
-import random
 import resource
 import shutil
 import signal
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from attack import Budget, Outcome
+from attack import Budget, Found
 from forks import allocate, files, problem_of, run
 
 from pytracer import Tracer
@@ -139,33 +138,25 @@ def check(folder: Path, job: Callable[[], None]) -> tuple[list[str], int]:
     return problems, missing
 
 
-def attack(budget: Budget) -> Outcome:
-    rng = random.Random(budget.seed)
-    deadline = time.monotonic() + budget.seconds
-    outcome = Outcome(0, "trainings", [], {})
-    failed_writes = mounted = 0
-    while outcome.tried < 2 or time.monotonic() < deadline:
-        folder = budget.folder / f"disk{outcome.tried}"
+def attack(budget: Budget) -> Found:
+    rng, found = budget.rng, Found("trainings")
+    for number in found.turns(budget, least=2):
+        folder = budget.folder / f"disk{number}"
         folder.mkdir()
         kind = rng.choice(("steps", "demand", "oom"))
         size = rng.randrange(5, 60) * 4096
         blocks = [1, *(rng.choice((1, 50, 500, 2000)) for _ in range(WRITES - 1))]
-        by_limit = outcome.tried % 2 == 1
+        by_limit = number % 2 == 1
         with contextlib.ExitStack() as stack:
             if not by_limit and (problem := stack.enter_context(small_disk(folder, size))):
-                outcome.skipped = [f"tmpfs: {problem}"]
+                found.skipped = [f"tmpfs: {problem}"]
                 by_limit = True
             job = partial(work, folder, kind, blocks, size if by_limit else None)
             problems, missing = check(folder, job)
         how = "RLIMIT_FSIZE" if by_limit else "tmpfs"
-        name = f"seed {budget.seed}, training {outcome.tried} ({kind}, {how} of {size} bytes)"
-        outcome.failures += [f"{name}: {problem}" for problem in problems]
-        outcome.tried += 1
-        failed_writes += missing
-        mounted += not by_limit
+        name = f"seed {budget.seed}, training {number} ({kind}, {how} of {size} bytes)"
+        found.fail(name, problems)
+        found.count("snapshots that did not fit", missing)
+        found.count("of the trainings, on tmpfs", not by_limit)
         shutil.rmtree(folder)
-    outcome.figures = {
-        "snapshots that did not fit": failed_writes,
-        "of the trainings, on tmpfs": mounted,
-    }
-    return outcome
+    return found

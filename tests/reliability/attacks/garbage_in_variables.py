@@ -6,9 +6,8 @@ such a value too.
 """
 
 import random
-import time
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 from jobs import User
 
 from pytracer.tracing.options import OPTIONS, OTHER_VARIABLES, variable
@@ -22,51 +21,12 @@ SECONDS = 40
 
 IN_NEW_PROCESS = 10  # one in so many jobs is a new process; the others are forked
 VARIABLES = [*(variable(name) for name in OPTIONS), *OTHER_VARIABLES]
-NUMBERS = [
-    "-1",
-    "0",
-    "1",
-    "2",
-    "1024",
-    "1e9",
-    "99999999999999999999",
-    "0x10",
-    "1.5",
-    "nan",
-    "\uff19",
-]
-TEXTS = [
-    " ",
-    "none",
-    "None",
-    "true",
-    "no",
-    "[]",
-    "[1",
-    "1,2,",
-    ",",
-    "{}",
-    '{"a": NaN}',
-    "[" * 10**4,
-]
-TEXTS += [
-    "cuda:99",
-    "cpu,cpu",
-    "npu:-1",
-    "state",
-    "optimizer:No_Such",
-    "framework",
-    "wait=1,active=0",
-]
-TEXTS += ["SIGKILL", "SIGUSR2", "USR2", "no_such_module:f", "os:no_such", ":", "a:b:c", "%s%n{}"]
-PLACES = [
-    "/dev/null",
-    "/dev/full",
-    "/proc/1/x",
-    "/dev/null/x.pickle",
-    "x.pickle",
-    "deep/er/x.pickle",
-]
+NUMBERS = ["-1", "0", "1", "2", "1024", "1e9", "99999999999999999999", "0x10", "1.5", "nan"]
+TEXTS = [" ", "none", "None", "true", "no", "[]", "[1", "1,2,", ",", "{}", '{"a": NaN}']
+TEXTS += ["[" * 10**4, "cuda:99", "cpu,cpu", "npu:-1", "state", "optimizer:No_Such", "framework"]
+TEXTS += ["wait=1,active=0", "SIGKILL", "SIGUSR2", "USR2", "no_such_module:f", "os:no_such", ":"]
+TEXTS += ["a:b:c", "%s%n{}", "\uff19"]
+PLACES = ["/dev/null", "/dev/full", "/proc/1/x", "/dev/null/x.pickle", "x.pickle", "a/b/x.pickle"]
 STRANGE = ["\udcff\udcfe", "a\nb", "\x1b[2J", "\u202e", "é", "x" * 10**5, "x" * 255 + ".pickle"]
 
 
@@ -78,26 +38,21 @@ def value(rng: random.Random) -> str:
     return chosen
 
 
-def attack(budget: Budget) -> Outcome:
-    rng = random.Random(budget.seed)
-    deadline = time.monotonic() + budget.seconds
-    outcome = Outcome(0, "jobs with garbage in variables", [], {})
-    variables = recorded = 0
+def attack(budget: Budget) -> Found:
+    rng, found = budget.rng, Found("jobs with garbage in variables")
     user = User(budget.folder / "user")
     user.get_hook()
-    while outcome.tried == 0 or time.monotonic() < deadline:
+    for number in found.turns(budget):
         chosen = rng.sample(VARIABLES, rng.choice((1, 2, 5, len(VARIABLES))))
         if rng.random() < 0.9 and "PYTRACER" in chosen:
             chosen.remove("PYTRACER")
         garbage = {name: value(rng) for name in chosen}
-        ended = (user.run_new if outcome.tried % IN_NEW_PROCESS == 1 else user.run)(**garbage)
+        ended = (user.run_new if number % IN_NEW_PROCESS == 1 else user.run)(**garbage)
         problems = ended.problems()
         if len(ended.lines) > len(garbage):
             problems.append(f"{len(ended.lines)} lines: {ended.output[-300:]!r}")
         shown = ", ".join(f"{name}={text!r:.40}" for name, text in garbage.items())
-        outcome.failures += [f"{shown}: {problem}" for problem in problems]
-        outcome.tried += 1
-        variables += len(garbage)
-        recorded += ended.is_recorded
-    outcome.figures = {"values of variables": variables, "jobs recorded all the same": recorded}
-    return outcome
+        found.fail(shown, problems)
+        found.count("values of variables", len(garbage))
+        found.count("jobs recorded all the same", ended.is_recorded)
+    return found

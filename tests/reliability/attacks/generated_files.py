@@ -15,7 +15,7 @@ import random
 from typing import Any
 
 import pyarrow
-from attack import Budget, Outcome
+from attack import Budget, Found
 from hostile import PROMISE, attack_files
 from synthetic_snapshots import Program, file_metadata
 
@@ -103,7 +103,7 @@ def wrapped(content: Any, rng: random.Random) -> bytes:
     return data
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     def make(number: int) -> tuple[str, bytes]:
         rng = random.Random(f"{budget.seed} {number}")
         content = opcodes(rng) if rng.random() < 0.5 else wrapped(program(rng), rng)

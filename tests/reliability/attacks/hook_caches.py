@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 from jobs import User
 
 from pytracer.backends.hook_compile import HookCompiler
@@ -36,19 +36,10 @@ EVIL = """
 #include <unistd.h>
 __attribute__((constructor)) static void run() { close(open(%s, O_CREAT | O_WRONLY, 0600)); }
 """
-# The arguments are the hook, random numbers and the evil library.
-Tamper = Callable[[Path, random.Random, Path], object]
+Tamper = Callable[[Path, random.Random], object]  # called with the hook, and random numbers
 
 
-def truncate(hook: Path, rng: random.Random, _: Path) -> None:
-    os.truncate(hook, rng.randrange(hook.stat().st_size))
-
-
-def overwrite(hook: Path, rng: random.Random, _: Path) -> None:
-    hook.write_bytes(rng.randbytes(rng.choice((0, 1, 64, 5000))))
-
-
-def zero_page(hook: Path, rng: random.Random, _: Path) -> None:
+def zero_page(hook: Path, rng: random.Random) -> None:
     """Lose a page, as interrupted copies and bad disks do; the loader would map it."""
     content = bytearray(hook.read_bytes())
     begin = rng.randrange(0, len(content), 4096)
@@ -56,14 +47,14 @@ def zero_page(hook: Path, rng: random.Random, _: Path) -> None:
     hook.write_bytes(content)
 
 
-def damage_head(hook: Path, rng: random.Random, _: Path) -> None:
+def damage_head(hook: Path, rng: random.Random) -> None:
     """Damage only the head, which a loader checks; damaged code would run."""
     content = bytearray(hook.read_bytes())
     content[rng.randrange(20)] ^= rng.randrange(1, 256)
     hook.write_bytes(content)
 
 
-def other_library(hook: Path, rng: random.Random, _: Path) -> None:
+def other_library(hook: Path, rng: random.Random) -> None:
     loaded = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     small = [
         Path(name)
@@ -73,42 +64,55 @@ def other_library(hook: Path, rng: random.Random, _: Path) -> None:
     shutil.copy(rng.choice(small), hook)
 
 
-def link(hook: Path, _: random.Random, evil: Path) -> None:
-    hook.unlink()
-    hook.symlink_to(evil)
+def replaced(make: Callable[[Path], object]) -> Tamper:
+    """Put something else in the place of the hook."""
+    return lambda hook, _: (hook.unlink(), make(hook))
 
 
-def link_to_nothing(hook: Path, _: random.Random, evil: Path) -> None:
-    hook.unlink()
-    hook.symlink_to(hook if len(str(evil)) % 2 else "/nowhere")
-
-
-def link_of_folder(hook: Path, _: random.Random, evil: Path) -> None:
-    """Replace the folder by a link, which is the user's choice, to a folder that must be safe."""
-    elsewhere = evil.parent / f"open{time.monotonic_ns()}"
-    shutil.copytree(hook.parent, elsewhere)
-    shutil.copy(evil, elsewhere / hook.name)
-    elsewhere.chmod(0o777)
+def no_folder(hook: Path, _: random.Random) -> None:
     shutil.rmtree(hook.parent)
+    hook.parent.write_text("a file")
+
+
+def vanishing(hook: Path, rng: random.Random) -> None:
+    threading.Timer(rng.uniform(0, 0.5), shutil.rmtree, (hook.parent, True)).start()
+
+
+DAMAGES: dict[str, Tamper] = {
+    "truncated": lambda hook, rng: os.truncate(hook, rng.randrange(hook.stat().st_size)),
+    "overwritten": lambda hook, rng: hook.write_bytes(rng.randbytes(rng.choice((0, 1, 64, 5000)))),
+    "a page of zeros": zero_page,
+    "a damaged head": damage_head,
+    "another library": other_library,
+    "a link to nothing": replaced(lambda hook: hook.symlink_to("/nowhere")),
+    "a link to itself": replaced(lambda hook: hook.symlink_to(hook)),
+    "a pipe": replaced(os.mkfifo),
+    "a folder": replaced(Path.mkdir),
+    "a folder that is read-only": lambda hook, rng: hook.parent.chmod(
+        rng.choice((0o500, 0o000, 0o400))
+    ),
+    "no folder": no_folder,
+    "a folder that vanishes": vanishing,
+}
+
+
+def link(hook: Path, _: random.Random) -> None:
+    hook.symlink_to(hook.rename(hook.parents[2] / "evil.so"))
+
+
+def move_folder(hook: Path) -> Path:
+    """Replace the folder by a link, which is the user's choice; return where it is then."""
+    elsewhere = hook.parents[2] / f"moved{time.monotonic_ns()}"
+    hook.parent.rename(elsewhere)
     hook.parent.symlink_to(elsewhere)
+    return elsewhere
 
 
-def pipe(hook: Path, _: random.Random, __: Path) -> None:
-    hook.unlink()
-    os.mkfifo(hook)
+def give_away(place: Path) -> None:
+    os.chown(place, OTHERS_ID, OTHERS_ID, follow_symlinks=False)
 
 
-def folder(hook: Path, _: random.Random, __: Path) -> None:
-    hook.unlink()
-    hook.mkdir()
-
-
-def others_may_write(hook: Path, rng: random.Random, evil: Path) -> None:
-    shutil.copy(evil, hook)
-    hook.chmod(rng.choice((0o777, 0o775, 0o722, 0o666)))
-
-
-def _let_others_write(place: Path, rng: random.Random) -> None:
+def let_others_write(place: Path, rng: random.Random) -> None:
     """A sticky bit would protect the entries, and a group that is the user alone is no other."""
     if os.geteuid() == 0 and rng.random() < 0.3:
         os.chown(place, -1, OTHERS_ID)
@@ -117,74 +121,20 @@ def _let_others_write(place: Path, rng: random.Random) -> None:
         place.chmod(rng.choice((0o777, 0o722)))
 
 
-def others_may_write_in_folder(hook: Path, rng: random.Random, evil: Path) -> None:
-    shutil.copy(evil, hook)
-    _let_others_write(hook.parent, rng)
-
-
-def of_another(hook: Path, _: random.Random, evil: Path) -> None:
-    shutil.copy(evil, hook)
-    os.chown(hook, OTHERS_ID, OTHERS_ID)
-
-
-def folder_of_another(hook: Path, _: random.Random, evil: Path) -> None:
-    shutil.copy(evil, hook)
-    os.chown(hook.parent, OTHERS_ID, OTHERS_ID)
-
-
-def others_may_exchange_folder(hook: Path, rng: random.Random, evil: Path) -> None:
-    shutil.copy(evil, hook)
-    _let_others_write(hook.parent.parent, rng)
-
-
-def folder_above_of_another(hook: Path, _: random.Random, evil: Path) -> None:
-    shutil.copy(evil, hook)
-    os.chown(hook.parent.parent, OTHERS_ID, OTHERS_ID)
-
-
-def link_of_another(hook: Path, _: random.Random, evil: Path) -> None:
-    """Replace the folder by another user's link to a folder of the user."""
-    elsewhere = evil.parent / f"own{time.monotonic_ns()}"
-    shutil.copytree(hook.parent, elsewhere)
-    shutil.copy(evil, elsewhere / hook.name)
-    shutil.rmtree(hook.parent)
-    hook.parent.symlink_to(elsewhere)
-    os.chown(hook.parent, OTHERS_ID, OTHERS_ID, follow_symlinks=False)
-
-
-def read_only(hook: Path, rng: random.Random, _: Path) -> None:
-    hook.parent.chmod(rng.choice((0o500, 0o000, 0o400)))
-
-
-def no_folder(hook: Path, _: random.Random, __: Path) -> None:
-    shutil.rmtree(hook.parent)
-    hook.parent.write_text("a file")
-
-
-def vanishing(hook: Path, rng: random.Random, _: Path) -> None:
-    threading.Timer(rng.uniform(0, 0.5), shutil.rmtree, (hook.parent, True)).start()
-
-
-NEVER_LOADED: tuple[Tamper, ...] = (
-    *(link, link_of_folder, others_may_write, others_may_write_in_folder),
-    others_may_exchange_folder,
-    *(of_another, folder_of_another, folder_above_of_another, link_of_another),
-)
-OF_ANOTHER = (of_another, folder_of_another, folder_above_of_another, link_of_another)
-TAMPERS: tuple[Tamper, ...] = (
-    *(
-        truncate,
-        overwrite,
-        zero_page,
-        damage_head,
-        other_library,
-        link_to_nothing,
-        pipe,
-        folder,
-        read_only,
-    ),
-    *(no_folder, vanishing, *NEVER_LOADED),
-)
+# The hook is the evil library.
+OF_OTHERS: dict[str, Tamper] = {
+    "a link": link,
+    "a link of the folder to an open one": lambda hook, _: move_folder(hook).chmod(0o777),
+    "others may write": lambda hook, rng: hook.chmod(rng.choice((0o777, 0o775, 0o722, 0o666))),
+    "others may write in the folder": lambda hook, rng: let_others_write(hook.parent, rng),
+    "others may exchange the folder": lambda hook, rng: let_others_write(hook.parents[1], rng),
+}
+OF_ANOTHER: dict[str, Tamper] = {
+    "of another": lambda hook, _: give_away(hook),
+    "the folder of another": lambda hook, _: give_away(hook.parent),
+    "the folder above of another": lambda hook, _: give_away(hook.parents[1]),
+    "a link of another": lambda hook, _: (move_folder(hook), give_away(hook.parent)),
+}
 
 
 def evil_library(place: Path) -> tuple[Path, Path]:
@@ -203,24 +153,19 @@ def evil_library(place: Path) -> tuple[Path, Path]:
     return good, mark
 
 
-def attack(budget: Budget) -> Outcome:
-    rng = random.Random(budget.seed)
-    deadline = time.monotonic() + budget.seconds
-    outcome = Outcome(0, "jobs with a cache tampered with", [], {})
+def attack(budget: Budget) -> Found:
+    rng, found = budget.rng, Found("jobs with a cache tampered with")
     user = User(budget.folder / "user")
     evil, mark = evil_library(budget.folder)
-    user.get_hook()
-    first = user.run()
-    outcome.failures += [f"before any attack: {problem}" for problem in first.problems()]
-    good = user.folder / "good"
-    shutil.copytree(user.cache, good)
+    good = user.keep_hook(found)
     (name,) = (path.name for path in good.glob("pytracer_cpu-*.so"))
-    tampers = list(TAMPERS)
+    never_loaded = {**OF_OTHERS, **OF_ANOTHER}
     if os.geteuid() != 0:
-        tampers = [tamper for tamper in tampers if tamper not in OF_ANOTHER]
-        outcome.skipped.append("files of other users: only root can make them")
-    recorded = 0
-    while outcome.tried == 0 or time.monotonic() < deadline:
+        never_loaded = OF_OTHERS
+        found.skipped.append("files of other users: only root can make them")
+    tampers = {**DAMAGES, **never_loaded}
+    found.count("kinds of tampering", len(tampers))
+    for number in found.turns(budget):
         # Both folders that pytracer itself chooses are unchanged, or the private one is empty.
         for place in (user.cache, user.folder / "tmp" / f"pytracer-{os.geteuid()}"):
             _remove(place)
@@ -228,28 +173,23 @@ def attack(budget: Budget) -> Outcome:
         user.cache.parent.chmod(0o700)
         shutil.copytree(good, user.cache)
         user.cache.chmod(0o700)
-        tamper = tampers[outcome.tried % len(tampers)]
-        tamper(user.cache / name, rng, evil)
+        kind = [*tampers][number % len(tampers)]
+        if kind in never_loaded:
+            shutil.copy(evil, user.cache / name)
+        tampers[kind](user.cache / name, rng)
         build = rng.choice(("never",) * 5 + ("auto",))
         ended = user.run(PYTRACER_BUILD=build)
         problems = ended.problems()
         if not ended.is_recorded and not any("pytracer" in line for line in ended.lines):
             problems.append("it was not recorded, and no line says why")
-        if tamper in NEVER_LOADED and mark.exists():
+        if kind in never_loaded and mark.exists():
             problems.append("the library of others was loaded")
         mark.unlink(missing_ok=True)
-        what = (
-            f"seed {budget.seed}, job {outcome.tried} ({tamper.__name__}, PYTRACER_BUILD={build})"
-        )
-        outcome.failures += [f"{what}: {problem}" for problem in problems]
-        outcome.tried += 1
-        recorded += ended.is_recorded
-    outcome.figures = {
-        "kinds of tampering": len(tampers),
-        "jobs recorded all the same": recorded,
-        "jobs untraced with a reason": outcome.tried - recorded,
-    }
-    return outcome
+        what = f"seed {budget.seed}, job {number} ({kind}, PYTRACER_BUILD={build})"
+        found.fail(what, problems)
+        found.count("jobs recorded all the same", ended.is_recorded)
+        found.count("jobs untraced with a reason", not ended.is_recorded)
+    return found
 
 
 def _remove(place: Path) -> None:

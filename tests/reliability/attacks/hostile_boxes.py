@@ -6,9 +6,9 @@ values of other types, or is not JSON. `pytracer show` and `pytracer live` read 
 """
 
 import changed_boxes
-from attack import Budget, Outcome
+from attack import Budget, Found
 from changed_boxes import Box
-from sweep import Case, Total, sweep
+from sweep import note, sweep
 
 PROMISE = (
     "A snapshot is written below the folder of the box, or nothing; within "
@@ -19,23 +19,14 @@ DEVICE = "cpu"
 SECONDS = 20
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     template = Box.of_killed_process(budget.folder)
     (folder := budget.folder / "read").mkdir()
 
-    def run(number: int) -> Case:
+    def run(number: int) -> Found:
         done = changed_boxes.attack(template, folder, f"{budget.seed} {number}")
-        answers = int(done.has_snapshot)
-        return Case(
-            f"box {budget.seed} {number}",
-            done.problem,
-            answers,
-            1 - answers,
-            done.seconds,
-            done.extra_bytes,
-        )
+        case = Found(failures=[done.problem] if done.problem else [])
+        note(case, done.has_snapshot, done.seconds, done.extra_bytes)
+        return case
 
-    total = Total()
-    for case in sweep(run, None, budget.seconds):
-        total.add(case)
-    return Outcome(total.tried, "changed boxes", total.failures, total.figures())
+    return sweep(run, "changed boxes", budget)

@@ -9,7 +9,6 @@ live blocks are counted in two ways.
 import contextlib
 import logging
 import os
-import random
 import shutil
 import signal
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from attack import Budget, Outcome
+from attack import Budget, Found
 from forks import allocate, files, forked, problem_of
 
 from pytracer import Tracer
@@ -80,35 +79,26 @@ KINDS: tuple[Callable[[Path], None], ...] = (
 )
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     logging.disable()  # about two snapshots of one instant, for example
-    rng = random.Random(budget.seed)
-    deadline = time.monotonic() + budget.seconds
-    outcome = Outcome(0, "processes killed", [], {})
-    complete = temporary = 0
-    while outcome.tried == 0 or time.monotonic() < deadline:
-        kind = KINDS[outcome.tried % len(KINDS)]
-        folder = budget.folder / str(outcome.tried)
+    found = Found("processes killed")
+    for number in found.turns(budget):
+        kind = KINDS[number % len(KINDS)]
+        folder = budget.folder / str(number)
         folder.mkdir()
-        name = f"seed {budget.seed}, process {outcome.tried}, {kind.__name__}"
         with forked(lambda kind=kind, folder=folder: kind(folder)) as job:  # type: ignore[misc]
-            while not files(folder)[0] and job.running():
+            while not files(folder)[0] and job.is_running():
                 time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.1))
-            job.kill()
+            time.sleep(budget.rng.uniform(0, 0.1))
+            os.kill(job.pid, signal.SIGKILL)
         snapshots, left = files(folder)
         problems = [problem for path in snapshots if (problem := problem_of(path))]
-        if job.ended.status != -signal.SIGKILL:
-            problems.append(f"it ended by itself: {job.ended}")
+        if job.status != -signal.SIGKILL:
+            problems.append(f"it ended by itself: {job}")
         if len(left) > 1:
             problems.append(f"{len(left)} temporary files")
-        outcome.failures += [f"{name}: {problem}" for problem in problems]
-        outcome.tried += 1
-        complete += len(snapshots)
-        temporary += len(left)
+        found.fail(f"seed {budget.seed}, process {number}, {kind.__name__}", problems)
+        found.count("complete snapshots found", len(snapshots))
+        found.count("kills in the middle of a dump", len(left))
         shutil.rmtree(folder)
-    outcome.figures = {
-        "complete snapshots found": complete,
-        "kills in the middle of a dump": temporary,
-    }
-    return outcome
+    return found

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from attack import Budget, Outcome
+from attack import Budget, Found
 from directories import COMMANDS, SPECIAL
 from directories import command as on_directory
 from hostile import FREE_SECONDS, OURS, command
-from sweep import Case, Total, measured, sweep
+from sweep import measured, note, sweep
 
 from pytracer.errors import PytracerError
 
@@ -46,10 +46,10 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     """Run every command on directories with one to four such entries."""
 
-    def run(number: int) -> Case:
+    def run(number: int) -> Found:
         rng = random.Random(f"{budget.seed} {number}")
         directory, output = budget.folder / "run", budget.folder / "output"
         for folder in (directory, output):
@@ -59,25 +59,17 @@ def attack(budget: Budget) -> Outcome:
         chosen = {name: rng.choice([*KINDS]) for name in rng.sample(NAMES, rng.randint(1, 4))}
         for name, kind in chosen.items():
             KINDS[kind](directory / name)
-        case = Case(", ".join(f"{kind} {name!a}" for name, kind in chosen.items()))
+        case, what = Found(), ", ".join(f"{kind} {name!a}" for name, kind in chosen.items())
         for name in COMMANDS:
             question = partial(
                 command, *on_directory(name, directory, output / name), is_one_file=False
             )
             seconds, extra_bytes, error = measured(question, MOST_BYTES)
-            case.seconds = max(case.seconds, seconds)
-            case.extra_bytes = max(case.extra_bytes, extra_bytes)
-            if error is None:
-                case.answered += 1
-            elif isinstance(error, PytracerError):
-                case.refused += 1
-            else:
-                case.problem = f"{name}: {error!r}"[:300]
+            note(case, error is None, seconds, extra_bytes)
+            if error is not None and not isinstance(error, PytracerError):
+                case.fail(what, [f"{name}: {error!r}"[:300]])
             if seconds > FREE_SECONDS:
-                case.problem = f"{name} took {seconds:.1f} s"
+                case.fail(what, [f"{name} took {seconds:.1f} s"])
         return case
 
-    total = Total()
-    for case in sweep(run, None, budget.seconds, lambda: None):
-        total.add(case)
-    return Outcome(total.tried, "directories", total.failures, total.figures())
+    return sweep(run, "directories", budget)

@@ -15,17 +15,20 @@ import random
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
 
 import cases
 import numpy as np
-from attack import Budget, Outcome
-from cases import Case, Found
+import torch
+from attack import Budget, Found
+from cases import Case
 from flat import check_flat
 from memory import status_bytes
+
+from pytracer import Tracer
+from pytracer.reading import load
 
 PROMISE = (
     "The recorded names and lines are those of the code that ran, although the addresses of code "
@@ -42,7 +45,7 @@ ALLOC, FREED = 0, 2
 Frame = tuple[str, str, int]
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "functions", 300)
 
 
@@ -108,14 +111,11 @@ class Maker:
 
 def batch(case: Case, number: int, empty: Callable[[int], Any], end: float, found: Found) -> None:
     """Run functions in two threads, recorded by one tracer."""
-    from pytracer import Tracer
-
     rng = random.Random(f"{case.seed} {number}")
     is_small = rng.random() < 0.3
     bound = SMALL_TABLE_BYTES if is_small else FULL_TABLE_BYTES
     makers = [Maker(random.Random(rng.random()), empty) for _ in range(2)]
     dumping = threading.Event()
-    problems: list[str] = []
 
     def make(maker: Maker, sizes: range) -> None:
         for size in sizes:
@@ -123,33 +123,18 @@ def batch(case: Case, number: int, empty: Callable[[int], Any], end: float, foun
             if size % 256 == 0 and time.monotonic() > end:
                 return
 
-    def guarded(work: Callable[..., None], *arguments: Any) -> None:
-        try:
-            work(*arguments)
-        except BaseException:
-            problems.append(f"a thread ended: {traceback.format_exc()}")
-
     def dump() -> None:
         while not dumping.wait(0.02):
             tracer.dump("meanwhile.pickle")
 
     with Tracer(device="cpu", max_stack_bytes=bound, stack_depth=4) as tracer:
         halves = (range(1, BATCH // 2), range(BATCH // 2, BATCH))
-        threads = [
-            threading.Thread(target=guarded, args=(make, maker, sizes), daemon=True)
-            for maker, sizes in zip(makers, halves, strict=True)
-        ]
-        dumper = threading.Thread(target=guarded, args=(dump,), daemon=True)
-        for thread in [*threads, dumper]:
-            thread.start()
-        for thread in threads:
-            thread.join(50)
-            found.check(not thread.is_alive(), "a thread that makes code hangs")
-        dumping.set()
-        dumper.join(50)
-        found.check(not dumper.is_alive(), "a thread that dumps hangs")
-    found.problems += problems
-    if found.problems:
+        makes = [functools.partial(make, *each) for each in zip(makers, halves, strict=True)]
+        with cases.threads(found, dump):
+            with cases.threads(found, *makes):
+                pass
+            dumping.set()
+    if found.failures:
         return
     expected = {size: frame for maker in makers for size, frame in maker.expected.items()}
     check(tracer, expected, bound, is_small, found)
@@ -161,8 +146,6 @@ def check(
     tracer: Any, expected: dict[int, Frame], bound: int, is_small: bool, found: Found
 ) -> None:
     """Compare the innermost frame of each allocation, in `events()` and in a file."""
-    from pytracer.reading import load
-
     events = tracer.events()
     stats = tracer.stats()["stacks"]
     missing = int(np.sum(events["stack"] == 0))
@@ -200,8 +183,6 @@ def check(
 
 
 def case(case: Case) -> Found:
-    import torch
-
     empty = functools.partial(torch.empty, dtype=torch.uint8)  # adds no Python frame
     sys.setswitchinterval(0.0005)
     found = Found()
@@ -211,7 +192,7 @@ def case(case: Case) -> Found:
         batch(case, number, empty, end, found)
         gc.collect()
         resident.append(status_bytes("VmRSS"))
-        if found.problems or time.monotonic() > end:
+        if found.failures or time.monotonic() > end:
             break
     check_flat(resident, TOLERANCE_BYTES, found)
     return found

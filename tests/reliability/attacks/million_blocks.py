@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import cases
-from attack import Budget, Outcome
-from cases import Case, Found
+import torch
+from attack import Budget, Found
+from cases import Case
 from memory import reset_peak, status_bytes
+
+from pytracer import Tracer, _core
+from pytracer.reading import load
 
 PROMISE = (
     "With 1,048,576 live blocks and more, memory stays within the documented bounds; blocks "
@@ -32,7 +36,7 @@ REAL_SECONDS = 10.0  # the smallest budget for real tensors
 MIB = 2**20
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "live blocks", 3600)
 
 
@@ -45,15 +49,11 @@ class Blocks:
     """Blocks that are reported to the recorder, without an allocator."""
 
     def allocate(self, count: int) -> None:
-        from pytracer import _core
-
         record = _core.testing.record
         for number in range(count):
             record(0, 2**40 + 512 * number, size(number))
 
     def free(self, count: int) -> None:
-        from pytracer import _core
-
         record = _core.testing.record
         for number in range(count):
             record(2, 2**40 + 512 * number, 0)
@@ -66,8 +66,6 @@ class Tensors:
         self.kept: list[Any] = []
 
     def allocate(self, count: int) -> None:
-        import torch
-
         empty, uint8 = torch.empty, torch.uint8
         self.kept = [empty(size(number), dtype=uint8) for number in range(count)]
 
@@ -77,8 +75,6 @@ class Tensors:
 
 def fill(name: str, blocks: Blocks | Tensors, path: Path, found: Found) -> None:
     """Allocate more blocks than the table has room for, check the recorder, and free them."""
-    from pytracer import Tracer
-
     count = BOUND + MORE
     kept = sum(map(size, range(BOUND)))
     tracer = Tracer(
@@ -122,8 +118,6 @@ def fill(name: str, blocks: Blocks | Tensors, path: Path, found: Found) -> None:
 
 def dump(name: str, tracer: Any, path: Path, kept: int, found: Found) -> None:
     """Write a file, measure its memory, and read it."""
-    from pytracer.reading import load
-
     objects = len(gc.get_objects())
     before = reset_peak()
     begin = time.monotonic()

@@ -12,7 +12,7 @@ import pickle
 import random
 
 from analysis.test_any_snapshot import distorted_content
-from attack import Budget, Outcome
+from attack import Budget, Found
 from hostile import GOLDEN, PROMISE, attack_files
 
 __all__ = ["PROMISE"]
@@ -59,7 +59,7 @@ def mutated(rng: random.Random) -> bytes:
     return content
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     def make(number: int) -> tuple[str, bytes]:
         rng = random.Random(f"{budget.seed} {number}")
         return f"seed {budget.seed}, file {number}", mutated(rng)

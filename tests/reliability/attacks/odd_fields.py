@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.test_any_snapshot import BAD_VALUES
-from attack import Budget, Outcome
+from attack import Budget, Found
 from hostile import GOLDEN, PROMISE, attack_files
 
 __all__ = ["PROMISE"]
@@ -24,14 +24,7 @@ SECONDS = 30
 FILES = ("snapshot-1.4-cuda.pickle", "snapshot-1.4-cpu.pickle", "cuda-2.15.0-ring.pickle")
 LIMITS: list[Any] = [
     *BAD_VALUES,
-    2**31 - 1,
-    -(2**31),
-    2**32,
-    2**53,
-    -(2**62),
-    2**63,
-    -(2**63) - 1,
-    2**200,
+    *(2**31 - 1, -(2**31), 2**32, 2**53, -(2**62), 2**63, -(2**63) - 1, 2**200),
 ]
 LIMITS += [-0.0, 1e308, float("-inf"), "x" * 10_000, "0", b"bytes", {"a": 1}, [0] * 100]
 REMOVED, DOUBLED = object(), object()
@@ -73,7 +66,7 @@ def changed(content: Any, at: Path_, change: Any) -> Any:
     return copied
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     files = {path.name: pickle.loads(path.read_bytes()) for path in GOLDEN if path.name in FILES}
     fields = [(name, at) for name, content in files.items() for at in places(content)]
     count = len(fields) * len(CHANGES)

@@ -22,10 +22,13 @@ from types import FrameType
 from typing import Any
 
 import cases
+import torch
 import viewers
-from attack import Budget, Outcome
-from cases import Case, Found
+from attack import Budget, Found
+from cases import Case
 from stack_shapes import SHAPES, in_greenlets
+
+from pytracer import Tracer
 
 PROMISE = (
     "Every recorded stack is exactly what `sys._getframe()` shows at that place, cut at "
@@ -35,37 +38,31 @@ DEVICE = "cpu"
 SECONDS = 20
 DEEPEST = 20_000
 SMALL_STACK_BYTES = 2**18  # only calls through C take it
-JOIN_SECONDS = 50.0
 ALLOC = 0
 
 Frames = list[tuple[str, str, int]]
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "stacks", 4)
 
 
 class Program:
     """A program that allocates and keeps the stack of each allocation."""
 
-    def __init__(self, depth: int) -> None:
-        import torch
-        from core_events import chain
+    def __init__(self, depth: int, found: Found) -> None:
+        from core_events import chain  # enables stacks, which a case does by itself
 
-        from pytracer import Tracer
-
-        self._chain = chain
+        self._chain, self.found = chain, found
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
-        self._torch_empty, self._uint8 = torch.empty, torch.uint8
         self.depth = depth
         self.tracer = Tracer(device="cpu", stack_depth=depth, trace_alloc_max_entries=200_000)
         self.expected: dict[int, Frames] = {}  # by the block's size
         self._sizes = itertools.count(1)
-        self.problems: list[str] = []
 
     def mark(self) -> None:
         """Allocate and keep the stack, on one line; a finaliser may run in between."""
-        empty, kind, chain, depth = self._torch_empty, self._uint8, self._chain, self.depth
+        empty, kind, chain, depth = torch.empty, torch.uint8, self._chain, self.depth
         size = next(self._sizes)
         # fmt: off
         self.expected[size] = (empty(size, dtype=kind), chain(sys._getframe(), depth))[1]
@@ -82,21 +79,12 @@ class Program:
             self.mark()
 
     def in_thread(self, work: Callable[[], None], stack_bytes: int) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self.problems.append(f"a thread ended: {error!r}")
-
         before = threading.stack_size(stack_bytes)
         try:
-            thread = threading.Thread(target=run, daemon=True)
-            thread.start()
+            with cases.threads(self.found, work):
+                pass
         finally:
             threading.stack_size(before)
-        thread.join(JOIN_SECONDS)
-        if thread.is_alive():
-            self.problems.append("a thread hangs")
 
     def check(self, found: Found) -> None:
         """Compare all stacks of `events()` and of a file."""
@@ -123,7 +111,7 @@ class Program:
             for place, stack in (("events()", recorded), ("the file", written)):
                 actual = stack.get(size)
                 if actual != expected:
-                    found.problems.append(f"{place}: {difference(actual, expected)}")
+                    found.failures.append(f"{place}: {difference(actual, expected)}")
                     return
         dropped = self.tracer.stats()["stacks"]["dropped"]
         found.check(dropped == 0, f"{dropped} stacks were dropped")
@@ -189,7 +177,7 @@ def case(case: Case) -> Found:
         kinds.remove("monitoring")
         found.skipped.append("sys.monitoring: Python is older than 3.12")
     sys.setrecursionlimit(3 * DEEPEST)
-    program = Program(rng.choice((1, 5, 32, 1024)))
+    program = Program(rng.choice((1, 5, 32, 1024)), found)
     deadline = time.monotonic() + case.seconds
     with program.tracer:
         turn = 0
@@ -205,11 +193,10 @@ def case(case: Case) -> Found:
             if turn % 20 == 1:
                 program.in_thread(functools.partial(program.deep, DEEPEST), SMALL_STACK_BYTES)
                 found.count("recursions of 20,000 frames")
-            if program.problems:
+            if found.failures:
                 break
         while gc.collect():
             pass
         gc.disable()  # so that no finaliser allocates from here on
-        found.problems += program.problems
         program.check(found)
     return found

@@ -8,20 +8,19 @@ statistics are kept; every later file whose trace includes such a moment must sh
 there.
 """
 
-import gc
-import shutil
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cases
 import numpy as np
-from attack import Budget, Outcome
-from cases import Case, Found
-from flat import check_flat
-from memory import status_bytes
+import torch
+from accelerator.test_history import EXACT_ALWAYS, STATS, unsized
+from accelerator.workload import Workload
+from attack import Budget, Found
+from cases import Case
+from random_work import ENTRIES, RandomWork, Read
+
+import pytracer
+from pytracer.reading.snapshot import SNAPSHOT
 
 PROMISE = (
     "For as long as it runs, every file's levels are those of the allocator at the same moments, "
@@ -29,32 +28,25 @@ PROMISE = (
 )
 DEVICE = "cuda"
 SECONDS = 40
-ENTRIES, STACK_BYTES = 4000, 2**20
-TOLERANCE_BYTES = 24 * 2**20
 KEPT_MOMENTS = 3000
 EXPANDABLE = ("toggled", "on", "off")
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(
         __name__, budget, "events of the allocator", max(20, budget.seconds / 3)
     )
 
 
-class Program:
+class Program(RandomWork):
     """The random work and the known facts about it."""
 
+    device, ring_entries = "cuda", ENTRIES + 1
+    bursts, nested_entries = (50, 300, 1500), (10, 500, 3000)
+
     def __init__(self, case: Case) -> None:
-        import torch
-        from accelerator.workload import Workload
-
-        from pytracer import Tracer
-
-        self.cuda = torch.cuda
-        self.cuda.init()
-        self.rng = case.rng
-        self.path = case.path
-        self.found = Found()
+        torch.cuda.init()
+        super().__init__(case)
         self.expandable = EXPANDABLE[case.number % len(EXPANDABLE)]
         self.workload = Workload(
             "cuda",
@@ -63,71 +55,23 @@ class Program:
             delays=self.rng.random() < 0.7,
             concurrent=True,
         )
-        self.devices = range(min(2, self.cuda.device_count()))
-        bounds = {"trace_alloc_max_entries": ENTRIES, "max_stack_bytes": STACK_BYTES}
-        self.tracer = Tracer(device="cuda", **bounds)
-        self.windows = Tracer(
-            self.path / "windows",
-            device="cuda",
-            steps=range(1, 10**9, 2),
-            discrete=["turn 1", "turn 3"],
-            **bounds,
-        )
+        self.devices = range(min(2, torch.cuda.device_count()))
         # For each device: numbers of markers in the trace, with the statistics of these moments.
         self.moments: list[list[tuple[int, dict[str, int]]]] = [[] for _ in self.devices]
-        self.resident: list[int] = []
-        self.turns: list[Callable[[], None]] = [
-            self.clear,
-            self.nest,
-            self.nest,
-            self.stand_in,
-            self.take_dict,
-            self.dump_meanwhile,
-            self.step,
-            self.step,
-        ]
+        self.turns += [self.nest, self.step, self.stand_in, self.take_dict]
 
     def work(self, events: int) -> None:
-        from pytracer import annotate
-
-        with annotate(f"turn {self.rng.randrange(6)}"):
+        with pytracer.annotate(f"turn {self.rng.randrange(6)}"):
             self.workload.run(events)
 
-    # --- operations of tracers ---
-
-    def clear(self) -> None:
-        self.tracer.clear()
-        self.work(200)
-
-    def step(self) -> None:
-        self.windows.step()
-        self.work(200)
-
-    def nest(self) -> None:
-        from pytracer import Tracer
-
-        forward = self.rng.choice((True, False, None))
-        bound, written = self.rng.choice((10, 500, 3000)), list[str]()
-        options = {"trace_alloc_max_entries": bound, "forward_stacks": forward}
-        with Tracer(
-            self.path / "nested.pickle", device="cuda", on_snapshot=written.append, **options
-        ):
-            self.work(500)
-        path = Path(written[-1])  # files of out-of-memory errors come first
-        self.check_file(path, "a nested tracer's file")
-        for name in written:
-            Path(name).unlink(missing_ok=True)
-
     def stand_in(self) -> None:
-        import pytracer
-
-        memory = self.cuda.memory
+        memory, path = torch.cuda.memory, self.path / "stand_in.pickle"
         pytracer.patch_torch()
         try:
             memory._record_memory_history(max_entries=1000)
             self.work(500)
-            memory._dump_snapshot(str(self.path / "stand_in.pickle"))
-            self.check_file(self.path / "stand_in.pickle", "a stand-in's file")
+            memory._dump_snapshot(str(path))
+            self.compare(path, "a stand-in's file")
             memory._record_memory_history(None)
         finally:
             pytracer.unpatch_torch()
@@ -136,63 +80,29 @@ class Program:
         snapshot = self.tracer.snapshot()
         for device in self.devices:
             reserved = sum(s["total_size"] for s in snapshot["segments"] if s["device"] == device)
-            stats = self.cuda.memory_stats(device)["reserved_bytes.all.current"]
+            stats = torch.cuda.memory_stats(device)["reserved_bytes.all.current"]
             self.found.check(reserved == stats, f"snapshot(): {reserved} reserved, not {stats}")
-
-    def dump_meanwhile(self) -> None:
-        problems: list[str] = []
-
-        def dump() -> None:
-            try:
-                for _ in range(3):
-                    self.tracer.dump(self.path / "meanwhile.pickle")
-            except BaseException as error:
-                problems.append(f"a thread that dumps ended: {error!r}")
-
-        thread = threading.Thread(target=dump, daemon=True)
-        thread.start()
-        self.work(500)
-        thread.join(50)
-        self.found.check(not thread.is_alive(), "a thread that dumps hangs")
-        self.found.problems += problems
-        self.check_file(self.path / "meanwhile.pickle", None)
 
     # --- comparison ---
 
     def stats(self, device: int) -> dict[str, int]:
-        from accelerator.test_history import STATS
-
-        stats = self.cuda.memory_stats(device)
+        stats = torch.cuda.memory_stats(device)
         return {name: stats[f"{key}.all.current"] for name, key in STATS.items()}
 
-    def check_file(self, path: Any, now: str | None) -> Any:
-        """Replay a file; if `now` names it, its last values must be those of this moment."""
-        from accelerator.test_history import EXACT_ALWAYS
-
-        from pytracer.analysis.history import replay
-        from pytracer.reading import load
-
-        snapshot = load(path)
-        histories = [replay(snapshot, device) for device in self.devices]
-        for device in self.devices if now is not None else ():
+    def compare(self, path: Path, what: str, begin: int = 0, bound: int = 0) -> Read:
+        """Compare the last values of a file with those of this moment."""
+        snapshot, histories = self.read(path)
+        for device in self.devices:
             last = {name: int(getattr(histories[device].usage, name)[-1]) for name in EXACT_ALWAYS}
             stats = self.stats(device)
             expected = {name: stats[name] for name in EXACT_ALWAYS}
-            self.found.check(last == expected, f"{now}: {last} in the end, not {expected}")
+            self.found.check(last == expected, f"{what}: {last} in the end, not {expected}")
         return snapshot, histories
 
-    def look(self) -> None:
+    def look(self) -> Read:
         """Keep the statistics, dump, and compare all moments that the file includes."""
-        from accelerator.test_history import EXACT_ALWAYS, STATS, unsized
-
-        from pytracer.reading.snapshot import SNAPSHOT
-
-        path = self.path / "look.pickle"
-        begin = time.monotonic()
-        self.tracer.dump(path)
-        self.found.highest("longest dump, s", time.monotonic() - begin)
+        snapshot, histories = super().look()
         events = self.tracer.events()
-        snapshot, histories = self.check_file(path, "a file")
         for device in self.devices:
             marks = events["sequence"][
                 (events["device"] == device) & (events["action"] == SNAPSHOT)
@@ -218,57 +128,14 @@ class Program:
                 self.found.check(not wrong, f"device {device}, event {mark}: {wrong}")
                 self.found.count("comparisons with memory_stats()")
                 self.found.count("of these of all levels", is_exact)
-        self.check_bounds()
-
-    def check_bounds(self) -> None:
-        stats = self.tracer.stats()
-        stacks = stats["stacks"]
-        self.found.check(stacks["bytes"] <= stacks["max_bytes"] == STACK_BYTES, f"{stacks}")
-        for device in stats["devices"]:
-            within = device["ring_bytes"] <= device["max_ring_bytes"] == (ENTRIES + 1) * 48
-            self.found.check(within and device["held"] <= ENTRIES, f"{device}")
-            self.found.check(device["live_dropped"] == 0, f"{device}")
-        self.found.check(stats["failures"] == 0, f"{stats['failures']} files were not written")
-
-    def finish(self) -> None:
-        """Compute the figures, and check that memory stayed flat."""
-        found = self.found
-        recorded = [marks[-1][0] for marks in self.moments if marks]
-        found.tried = sum(recorded)
-        ooms = sum(self.cuda.memory_stats(device)["num_ooms"] for device in self.devices)
-        found.count("out-of-memory errors survived", ooms)
-        found.count("files of steps and phases", self.files)
-        check_flat(self.resident, TOLERANCE_BYTES, found)
-
-    files = 0
-
-    def sweep_files(self) -> None:
-        """Read one file of a step, and delete all, because a long run would fill the disk."""
-        paths = sorted((self.path / "windows").rglob("*.pickle"))
-        self.files += len(paths)
-        for path in paths[-1:]:
-            try:
-                from pytracer.reading import load
-
-                load(path)
-            except Exception as error:
-                self.found.problems.append(f"{path} does not load: {error!r}")
-        shutil.rmtree(self.path / "windows", ignore_errors=True)
+        return snapshot, histories
 
 
 def case(case: Case) -> Found:
-    deadline = time.monotonic() + case.seconds
     program = Program(case)
-    with program.tracer, program.windows:
-        while True:
-            program.work(program.rng.choice((50, 300, 1500)))
-            program.rng.choice(program.turns)()
-            program.look()
-            program.sweep_files()
-            gc.collect()
-            program.resident.append(status_bytes("VmRSS"))
-            if program.found.problems or time.monotonic() > deadline:
-                break
-    program.finish()
+    found = program.run(case.seconds)
+    found.tried = sum(marks[-1][0] for marks in program.moments if marks)
+    ooms = sum(torch.cuda.memory_stats(device)["num_ooms"] for device in program.devices)
+    found.count("out-of-memory errors survived", ooms)
     program.workload.close()
-    return program.found
+    return found

@@ -15,15 +15,17 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cases
+import torch
 import viewers
-from attack import Budget, Outcome
-from cases import Case, Found
+from attack import Budget, Found
+from cases import Case
+
+from pytracer import Tracer
 
 PROMISE = (
     "No signal, at any moment, ends the process, damages a file or is left unanswered: after the "
@@ -41,7 +43,7 @@ LAST_DEMANDS = 20
 SIGNAL_STACK_BYTES = 2**20
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "signals", 5)
 
 
@@ -80,10 +82,6 @@ class Program:
     """The process that receives the signals."""
 
     def __init__(self, case: Case) -> None:
-        import torch
-
-        from pytracer import Tracer
-
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
         self.found = Found()
         self.rng = case.rng
@@ -110,12 +108,10 @@ class Program:
             sizes = (segment["total_size"] for segment in snapshot["segments"])
             self.marks |= {size for size in sizes if size >= MARKED}
         except Exception as error:
-            self.found.problems.append(f"{path} is damaged: {error!r}")
+            self.found.failures.append(f"{path} is damaged: {error!r}")
 
     def handle(self, number: int, frame: object) -> None:
         """Handle a signal, on the main thread, between any two instructions of Python."""
-        from pytracer import Tracer
-
         self.handled += 1
         kind = self.rng.randrange(40)
         kept = self.empty(100)
@@ -145,13 +141,10 @@ class Program:
                 self.empty(size)
 
     def allocate(self) -> None:
-        try:
-            while not self.done.is_set():
-                kept = [self.empty(size) for size in range(1, 50)]
-                time.sleep(0.001)
-                del kept
-        except BaseException:
-            self.found.problems.append(f"a thread ended: {traceback.format_exc()}")
+        while not self.done.is_set():
+            kept = [self.empty(size) for size in range(1, 50)]
+            time.sleep(0.001)
+            del kept
 
     def demand(self, number: int) -> bool:
         """Return whether a request soon after others leads to a snapshot of its own moment."""
@@ -179,29 +172,24 @@ def case(case: Case) -> Found:
     for number in OTHERS:
         signal.signal(number, program.handle)
     with program.tracer as tracer:
-        threads = [threading.Thread(target=program.allocate, daemon=True) for _ in range(3)]
         sender = os.fork()
         if sender == 0:
             try:
                 send(case.seed, pid, seconds, writer)
             finally:
                 os._exit(0)
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            program.work()
-        status = cases.wait(sender, 60)
-        found.check(status == 0, f"the sender ended with {status}")
-        signals, demands = map(int, os.read(reader, 100).split())
-        for number in range(LAST_DEMANDS):
-            if not program.demand(number):
-                found.problems.append(f"demand {number} after {demands} others has no file")
-                break
-        program.done.set()
-        for thread in threads:
-            thread.join(45)
-            found.check(not thread.is_alive(), f"{thread.name} hangs")
+        with cases.threads(found, *[program.allocate] * 3):
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                program.work()
+            status = cases.wait(sender, 60)
+            found.check(status == 0, f"the sender ended with {status}")
+            signals, demands = map(int, os.read(reader, 100).split())
+            for number in range(LAST_DEMANDS):
+                if not program.demand(number):
+                    found.failures.append(f"demand {number} after {demands} others has no file")
+                    break
+            program.done.set()
     left = sorted((case.path / "out").glob("demand_*/*.pickle"))
     found.check(len(left) <= KEEP_LAST, f"{len(left)} files are left, not {KEEP_LAST}")
     partial = [path.name for path in (case.path / "out").rglob(".*.tmp")]

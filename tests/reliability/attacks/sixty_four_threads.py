@@ -10,17 +10,20 @@ import itertools
 import queue
 import random
 import sys
-import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import cases
 import numpy as np
-from attack import Budget, Outcome
-from cases import Case, Found
+import torch
+from attack import Budget, Found
+from cases import Case
+
+from pytracer import Tracer, annotate
+from pytracer.analysis.history import replay
+from pytracer.reading import load
 
 PROMISE = (
     "Whatever 64 threads do at the same time, each allocation and each free is recorded once, in "
@@ -33,19 +36,17 @@ THREADS = 64
 MAX_PER_THREAD = 5_000  # allocations; the ring has room for all
 ENTRIES = 2 * THREADS * MAX_PER_THREAD
 MAX_STEPS = 60  # each step has a file with all live blocks
-JOIN_SECONDS = 50.0
 ALLOC, FREED = 0, 2  # indices in pytracer.ACTIONS
 
 
-def attack(budget: Budget) -> Outcome:
+def attack(budget: Budget) -> Found:
     return cases.attack_by_cases(__name__, budget, "allocations", 6)
 
 
-class Worker(threading.Thread):
+class Worker:
     """One of the threads, with the log of its operations."""
 
     def __init__(self, number: int, program: "Program", seconds: float) -> None:
-        super().__init__(daemon=True)
         self.number = number
         self.program = program
         self.deadline = time.monotonic() + seconds
@@ -53,21 +54,13 @@ class Worker(threading.Thread):
         self.allocated: dict[int, tuple[str, ...]] = {}  # phases, by size
         self.freed: list[int] = []
         self.phases = (f"thread {number % 7}",)
-        self.problem: str | None = None
 
     def run(self) -> None:
-        from pytracer import annotate
-
-        try:
-            with annotate(self.phases[0]):
-                while time.monotonic() < self.deadline and not self.program.stopping.is_set():
-                    self.turn()
-        except BaseException:
-            self.problem = traceback.format_exc()
+        with annotate(self.phases[0]):
+            while time.monotonic() < self.deadline:
+                self.turn()
 
     def turn(self) -> None:
-        from pytracer import annotate
-
         kind = self.rng.random()
         if kind < 0.9:
             for _ in range(self.rng.randrange(1, 30)):
@@ -107,13 +100,8 @@ class Worker(threading.Thread):
 
 class Program:
     def __init__(self, case: Case) -> None:
-        import torch
-
-        from pytracer import Tracer
-
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
         self.case = case
-        self.stopping = threading.Event()
         self.shared: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.steps = itertools.count(1)
         self.taken = 0
@@ -178,9 +166,6 @@ def check_events(program: Program, workers: list[Worker], found: Found) -> None:
 
 def check_files(case: Case, program: Program, found: Found) -> None:
     """Check that every file's trace leads to its state, and that steps share no event."""
-    from pytracer.analysis.history import replay
-    from pytracer.reading import load
-
     recorded = 0
     paths = sorted(case.path.rglob("*.pickle"))
     for path in paths:
@@ -194,7 +179,7 @@ def check_files(case: Case, program: Program, found: Found) -> None:
             found.check(last == state, problem)
             found.check(device.overwritten == 0, f"{path.name}: events are missing")
         except Exception as error:
-            found.problems.append(f"{path} does not load: {error!r}")
+            found.failures.append(f"{path} does not load: {error!r}")
             continue
         if path.is_relative_to(case.path / "steps"):
             recorded += device.recorded
@@ -209,14 +194,10 @@ def case(case: Case) -> Found:
     found = Found()
     with program.tracer, program.stepping:
         workers = [Worker(number, program, case.seconds) for number in range(THREADS)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(case.seconds + JOIN_SECONDS)
-            found.check(not worker.is_alive(), f"thread {worker.number} hangs")
-        if found.problems:
+        with cases.threads(found, *(worker.run for worker in workers)):
+            time.sleep(case.seconds)
+        if found.failures:
             return found
-    found.problems += [worker.problem for worker in workers if worker.problem]
     check_events(program, workers, found)
     check_files(case, program, found)
     return found

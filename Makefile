@@ -24,7 +24,7 @@ INSTALL := install $(PIP_FLAGS) --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test passed test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs shots screens bench clean
+.PHONY: demo test environments passed test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs shots screens bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
@@ -39,9 +39,13 @@ demo: .venv/build-tools
 test: export SUITES = $(CURDIR)/build/suites.txt
 test:
 	mkdir -p build && rm -f $(SUITES) && touch $(SUITES)
-	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu \
-		$(patsubst %,test-%,$(filter-out $(and $(HAVE_PASSED),$(addprefix %-,$(NEWEST))),$(ACCELERATORS))); \
+	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(TESTED:%=test-%); \
 		status=$$?; cat $(SUITES); exit $$status
+
+TESTED = $(filter-out $(and $(HAVE_PASSED),$(addprefix %-,$(NEWEST))),$(ACCELERATORS))
+
+# What `make test` installs and compiles beside .venv, which `make lint` may use meanwhile.
+environments: ready-hooks $(TESTED:%=.venv-%/torch)
 
 passed:
 	git ls-tree HEAD $(DEPEND_ON_RELEASES) > tests/devices/passed_with.txt
@@ -54,7 +58,7 @@ test-long: test
 test-cpu: wheel
 	.venv/bin/pip $(INSTALL) $(RAY) $(INTEGRATIONS)
 	$(WITHOUT_HOOKS)
-	.venv/bin/pytest --numprocesses=2 --dist=loadfile
+	.venv/bin/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 $(ACCELERATORS:%=test-%): test-%: .venv-%/torch wheel
 	.venv-$*/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl

@@ -57,12 +57,13 @@ def test_that_passes(): pass
 
 
 def test_ci_stops_if_it_cannot_install_a_tool(tmp_path: Path) -> None:
-    # GIVEN no chromium, and an apt-get that cannot install it
+    # GIVEN no chromium, an apt-get that cannot install it, and linters that find nothing
     calls, apt = tmp_path / "calls", tmp_path / "apt-get"
     apt.write_text(f'#!/bin/sh\necho "$*" >> {calls}\necho "E: no candidate"\nexit 100\n')
     apt.chmod(0o755)
     for program in ("bash", "dirname", "env", "mktemp", "rm", "sh", "tail", "timeout"):
         (tmp_path / program).symlink_to(tools.program(program))
+    (tmp_path / "make").symlink_to(tools.program("true"))
     # WHEN CI runs
     done = subprocess.run(
         [ROOT / ".ci/run"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False

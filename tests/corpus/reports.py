@@ -262,13 +262,13 @@ def train_and_copy() -> None:
             best.append(copy.deepcopy(model.state_dict()))  # LEAK weights_every_twenty_steps
 
 
-@leak(WEIGHTS / 20, "best[…][…]")
+@leak(WEIGHTS / 20, "best[…][…]", mib=2000)
 def weights_every_twenty_steps() -> None:
     """copies of the weights, one every 20 steps, in a list"""
     train_and_copy()
 
 
-@leak(WEIGHTS / 20, "best[…][…]")
+@leak(WEIGHTS / 20, "best[…][…]", mib=2000)
 def weights_beside_a_large_index() -> None:
     """copies of the weights, in a program with an index of 600,000 small objects"""
     index = [{"file": [i], "label": (i,)} for i in range(200_000)]

@@ -329,7 +329,7 @@ def request_over_the_limit() -> None:
 @runs_out("nearly exhausted", "too large", mib=2048, env=NO_NVML, wrong=("verdict",))
 def without_nvml() -> None:
     """Exhausted: two requests need 2,400 MiB, and the driver cannot say who uses the device."""
-    kept = take(900 if FIXED else 1800)
+    kept = torch.empty((900 if FIXED else 1800) << 20, dtype=torch.uint8, device="cuda")
     take(600)
     del kept
 

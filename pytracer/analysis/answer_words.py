@@ -12,7 +12,7 @@ from pytracer.analysis.alike_rows import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import chain_text, shown_callers
-from pytracer.analysis.holder_names import kept_by_text, tells_where
+from pytracer.analysis.holder_names import BY_OTHERS, kept_by_text, tells_where
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.host_growth import HostGrowth, pinned_text
 from pytracer.analysis.leaks.results import (
@@ -357,7 +357,7 @@ def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[int, st
     ]
     by_others = sum(part[0] for part in kept) - sum(part[0] for part in named)
     rest = unknown_bytes - sum(part[0] for part in kept)
-    return [*named, (by_others, "kept by other objects"), (rest, NO_CATEGORY)]
+    return [*named, (by_others, BY_OTHERS), (rest, NO_CATEGORY)]
 
 
 _MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}

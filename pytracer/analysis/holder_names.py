@@ -15,6 +15,7 @@ ITEM = "[…]"  # any item of a list or dict
 INSIDE = " (inside a "  # of a deque, and of other containers without numbers
 COMPILED = "compiled code"  # a variable of code that torch.compile made
 TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
+BY_OTHERS = "kept by other objects"  # those that are no model, optimizer or graph, and not named
 UNTIL = "until "  # of memory that was freed before the file was written: releases.py
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "

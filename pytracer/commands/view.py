@@ -11,12 +11,19 @@ import click
 from pytracer.analysis.answer_of_files import in_order
 from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
-from pytracer.commands.shared_options import files_argument
+from pytracer.commands.shared_options import source_path
 from pytracer.errors import PytracerError
 from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import OpenFile, Summary, compared, open_file, summarised, verdict_of
-from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
+from pytracer.page.open_file import (
+    OpenFile,
+    Summary,
+    compared,
+    open_file,
+    summarised,
+    verdict_of,
+)
+from pytracer.page.page import EMPTY, MOST_EVENTS, MOST_FILES, Page, page_of
 from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load
 from pytracer.simulator.trials import try_settings
@@ -24,14 +31,14 @@ from pytracer.text import number, printable, size
 
 
 @click.command("view")
-@files_argument
+@click.argument("paths", metavar="[FILE_OR_DIRECTORY]...", nargs=-1, type=source_path)
 @click.option(
     "-o",
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file of the page. Only a page of pytracer is replaced.  "
-    "[default: next to the snapshot or directory, NAME.html]",
+    "[default: next to the snapshot or directory, NAME.html; without one, pytracer.html]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
 @click.option(
@@ -66,12 +73,13 @@ def command(
 
     Writes one HTML file that needs no network: usage over time, the memory map at any moment, all
     blocks and all events. If there are several files, the one of the first rank that ran out of
-    memory comes first, else the one with the highest peak.
+    memory comes first, else the one with the highest peak. Without a file, the page is empty: it
+    shows other pages that are dropped onto it.
     """
     found, errors = find_files(paths)
     if baseline is not None and len(found) != 1:
         raise click.UsageError(f"--baseline needs one snapshot, but {len(found)} were given")
-    page, failed = None, list(errors)
+    page, failed = None if paths else EMPTY, list(errors)
     if baseline is not None and found:
         page = _page_of_two(found[0], baseline, max_events)
     elif len(found) == 1:
@@ -80,8 +88,9 @@ def command(
         page, unread = _page_of_files(found, max_events)
         failed += unread
     if page is not None:
-        name = f"{without_suffix(paths[0].absolute().name)}.html"
-        path = output if output is not None else paths[0].parent / name
+        shown = paths[0] if paths else Path("pytracer")
+        name = f"{without_suffix(shown.absolute().name)}.html"
+        path = output if output is not None else shown.parent / name
         written = page.save(path)
         click.echo(printable(_sentence(page, path, written)))
         for sentence in page.left_out:

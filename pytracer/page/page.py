@@ -119,6 +119,15 @@ class Page:
         return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
 
 
+EMPTY = Page(
+    "pytracer",
+    Verdict("Drop a page of pytracer here, or a snapshot", [], []),
+    [],
+    {},
+    ["A dropped page is shown, and of a snapshot the command that writes its page."],
+)
+
+
 def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = True) -> Page:
     """Return the page of one file; the other arguments are those of `file_data`."""
     data, left_out = file_data(file.snapshot, file.devices, most_events, is_saved=is_saved)

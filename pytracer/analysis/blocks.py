@@ -269,7 +269,7 @@ def _released(blocks: Blocks) -> Coded:
     texts, text = releases(data, blocks.lives, rows)
     pools, pool = pool_fillers(data, blocks.lives, rows)
     # What a tensor keeps is not only its pool's.
-    pool[blocks.are("kept_by", _tells_where)[is_open]] = 0
+    pool[blocks.are("kept_by", lambda holder: holder and tells_where(holder))[is_open]] = 0
     found[is_open] = np.where((text == 0) & (pool > 0), len(texts) - 1 + pool, text)
     return Coded([*texts, *pools[1:]], found)
 
@@ -305,13 +305,8 @@ def _unusual_holder(blocks: Blocks) -> Coded:
 
 def _shown_kind(blocks: Blocks) -> Coded:
     kinds, code = blocks.column("kind")
-    is_kept = blocks.are("kept_by", _tells_where) | (blocks["released"] > 0)
-    is_kept &= blocks.is_in("category", UNKNOWN)
+    is_kept = blocks.are("holder", tells_where) & blocks.is_in("category", UNKNOWN)
     return Coded([*kinds, (BY_OTHERS, "")], np.where(is_kept, len(kinds), code))
-
-
-def _tells_where(holder: str) -> bool:
-    return holder != "" and tells_where(holder)
 
 
 def _holder(blocks: Blocks) -> Coded:

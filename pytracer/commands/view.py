@@ -89,23 +89,17 @@ def command(
         failed += unread
     if page is not None:
         shown = paths[0] if paths else Path("pytracer")
-        name = f"{without_suffix(shown.absolute().name)}.html"
-        path = output if output is not None else shown.parent / name
+        path = output or shown.parent / f"{without_suffix(shown.absolute().name)}.html"
         written = page.save(path)
-        click.echo(printable(_sentence(page, path, written)))
-        for sentence in page.left_out:
+        count = number(len(page.data), "file")
+        if len(page.files) > len(page.data):
+            count = f"{len(page.data):,} of {number(len(page.files), 'file')} in full"
+        for sentence in (f"wrote {path}: {size(written)}, {count}", *page.left_out):
             click.echo(printable(sentence))
         if is_opened and not webbrowser.open(path.absolute().as_uri()):
             click.echo(f"no browser was found: open {printable(str(path))} yourself", err=True)
     if print_errors(failed) or page is None:
         context.exit(1)
-
-
-def _sentence(page: Page, path: Path, written: int) -> str:
-    shown = number(len(page.data), "file")
-    if len(page.files) > len(page.data):
-        shown = f"{len(page.data):,} of {number(len(page.files), 'file')} in full"
-    return f"wrote {path}: {size(written)}, {shown}"
 
 
 def _open(path: Path) -> OpenFile:

@@ -132,8 +132,8 @@ def test_too_large() -> None:
          asked   40 MiB  (unknown)
          free    10 MiB on the device + 1 MiB inside segments, the largest piece 1 MiB
          why     40 MiB are more than all free memory, 11 MiB on the device and inside
-                 segments: at least 29 MiB are missing. How much of the device is held
-                 outside the allocator is unknown.
+                 segments: at least 29 MiB are missing. The memory outside the allocator
+                 is unknown.
          held    1 MiB at that moment
          lines   1 MiB  model.py:3 forward ← train.py:8 step
          do      This line asks for 40 MiB at once: look at its shapes, or compute it in

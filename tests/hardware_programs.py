@@ -179,7 +179,7 @@ FIRST_WORDS: dict[Callable[[], None], str] = {
     another_try_within_except: "an exception keeps the memory of a failed attempt",
     growing_cache: "one line's blocks become larger and larger",
     graphs: "free memory in another pool",
-    library: "a library got no memory of the device",
+    library: "a library could not allocate device memory",
 }
 """What the answer about the last out-of-memory of each program begins with."""
 

@@ -333,11 +333,10 @@ def _dropping(facts: Facts) -> list[Suggestion]:
         why += _proof(facts, reasons.GARBAGE)
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
-        how = "Try again outside of `except`, without the exception"
+        how = "Retry outside the `except` block, where the exception is gone"
         if 2 * bytes_of_keepers(facts.keepers, is_of_last_exception) > failed:
             how = "Run a cell that fails, such as `1/0`, then gc.collect(), to drop the exception"
-        why = f"the functions that have failed keep {size(failed)} until it is dropped."
-        why += _proof(facts, reasons.EXCEPTION)
+        why = f"it keeps {size(failed)}.{_proof(facts, reasons.EXCEPTION)}"
         found.append(Suggestion("", f"{how}: {why}"))
     return found
 
@@ -358,7 +357,7 @@ _OF_KIND = {
     "torch.cuda.empty_cache() frees the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
-    reasons.FREED: "Retry outside of the `except` block, or synchronize the other streams before "
+    reasons.FREED: "Retry outside the `except` block, or synchronize the other streams before "
     "this line: torch.accelerator.synchronize().",
     reasons.LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before "
     "this line if much is cached, or limit the allocator at the start: "

@@ -12,7 +12,7 @@ from pytracer.analysis.alike_rows import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import chain_text, shown_callers
-from pytracer.analysis.holder_names import kept_by_text, tells_where
+from pytracer.analysis.holder_names import BY_OTHERS, kept_by_text, tells_where
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.host_growth import HostGrowth, pinned_text
 from pytracer.analysis.leaks.results import (
@@ -44,7 +44,7 @@ REASONS = {
     reasons.STREAMS: "memory of idle streams",
     reasons.WAITING: "freed memory waits for a stream",
     reasons.FREED: "memory became free too late",
-    reasons.LIBRARY: "a library got no memory of the device",
+    reasons.LIBRARY: "a library could not allocate device memory",
     reasons.LARGER_INPUT: "this step needs more than those before",
     reasons.GROWING: "one line requests more from step to step",
     reasons.REPLACED: "one line's blocks become larger and larger",
@@ -64,16 +64,7 @@ LEAST_SHARE = 0.01  # the least part of the memory that an answer names a catego
 MUCH_KEPT = 0.1
 """The least part of all memory, without a category, that an answer names the Python object for."""
 
-CATEGORY_WORDS = {
-    "activation": "activations",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    "input": "inputs",
-    "optimizer_state": "optimizer states",
-    "output": "outputs",
-    "parameter": "parameters",
-    "workspace": "workspaces",
-}
+_WITHOUT_PLURAL = ("communication", "mixed", "temporary")
 
 
 def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
@@ -180,9 +171,9 @@ def _of_oom(explanation: Explanation) -> Answer:
         why = "the free memory would be enough if it were in one piece" if is_told else one.text
         lines.append(Line("why", f"because {why}" if one.kind == reasons.UNKNOWN else why))
     if explanation.ooms > 1:
-        text = f"the last of {explanation.ooms:,} such errors in the file"
+        text = f"this is the last of {explanation.ooms:,} such errors in the file"
         if explanation.held_before_bytes:
-            text += f"; {size(explanation.held_before_bytes)} were held at the one before, too"
+            text += f"; the one before held {size(explanation.held_before_bytes)}, too"
         lines.append(Line("why", text))
     leaks = explanation.leaks
     if leaks is not None:
@@ -326,7 +317,8 @@ def _held(explanation: Explanation) -> Iterator[Line]:
         if one.category == NO_CATEGORY:
             parts += _unknown(explanation, one.size_bytes)
         else:
-            parts.append((one.size_bytes, CATEGORY_WORDS.get(one.category, one.category)))
+            name = one.category.replace("_", " ")
+            parts.append((one.size_bytes, name if name in _WITHOUT_PLURAL else f"{name}s"))
     if any(name != NO_CATEGORY for _, name in parts):
         parts.sort(key=lambda part: -part[0])
         shown = [part for part in parts if part[0] >= LEAST_SHARE * total]
@@ -357,7 +349,7 @@ def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[int, st
     ]
     by_others = sum(part[0] for part in kept) - sum(part[0] for part in named)
     rest = unknown_bytes - sum(part[0] for part in kept)
-    return [*named, (by_others, "kept by other objects"), (rest, NO_CATEGORY)]
+    return [*named, (by_others, BY_OTHERS), (rest, NO_CATEGORY)]
 
 
 _MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}

@@ -20,7 +20,7 @@ from pytracer.analysis.block_categories import (
 from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
-from pytracer.analysis.holder_names import holder_names, is_variable, tells_where
+from pytracer.analysis.holder_names import BY_OTHERS, holder_names, is_variable, tells_where
 from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.analysis.modules import PREFIXES, BlockModules, modules_of
 from pytracer.analysis.releases import pool_fillers, releases
@@ -79,7 +79,8 @@ class Blocks:
     - "stack", "site": The allocation's stack, an index in the snapshot's `stacks`; its call site, a
       number for `frame_at`. "own_site": the same without stacks of forward calls.
     - "kind", "category": What the blocks hold: a pair of a category and the rule that decided; the
-      category alone, as in `CategoryUsage`.
+      category alone, as in `CategoryUsage`. "shown_kind": the kind, with
+      `BY_OTHERS` as the category of unknown blocks that an object keeps or kept.
     - "owner", "module": A name; None if none is known. "module_path": the same without its prefix;
       "" if none is known.
     - "kept_by": The Python object that keeps a block; "" for blocks that were freed before the end
@@ -302,6 +303,12 @@ def _unusual_holder(blocks: Blocks) -> Coded:
     return Coded(strings, found)
 
 
+def _shown_kind(blocks: Blocks) -> Coded:
+    kinds, code = blocks.column("kind")
+    is_kept = blocks.are("holder", tells_where) & blocks.is_in("category", UNKNOWN)
+    return Coded([*kinds, (BY_OTHERS, "")], np.where(is_kept, len(kinds), code))
+
+
 def _holder(blocks: Blocks) -> Coded:
     return Coded(*holder_names(*blocks.column("kept_by"))).unless(blocks.column("released"))
 
@@ -340,6 +347,7 @@ _COLUMNS: dict[str, Callable[[Blocks], Coded]] = {
     "own_site": _own_site,
     "kind": lambda blocks: Coded(blocks.categories.kinds, blocks.categories.kind),
     "category": lambda blocks: Coded(*blocks.categories.categories()),
+    "shown_kind": _shown_kind,
     "owner": lambda blocks: _coded(
         blocks.categories.owner, lambda text: blocks.data.snapshot.strings[text] or None
     ),

@@ -15,6 +15,7 @@ ITEM = "[…]"  # any item of a list or dict
 INSIDE = " (inside a "  # of a deque, and of other containers without numbers
 COMPILED = "compiled code"  # a variable of code that torch.compile made
 TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
+BY_OTHERS = "kept by other objects"  # those that are no model, optimizer or graph, and not named
 UNTIL = "until "  # of memory that was freed before the file was written: releases.py
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
@@ -102,7 +103,7 @@ def kept_by_text(holder: str) -> str:
     if holder.startswith(NO_TENSOR):
         return holder.replace(NO_TENSOR, f"{NO_TENSOR} keeps it")
     if holder == TEMPORARY:
-        return "code that runs keeps it"
+        return "kept by running code"
     if holder.startswith(UNTIL):
         return f"kept {holder}"
     return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
@@ -112,13 +113,15 @@ def look_at(holder: str, what: str, *, is_graph: bool) -> str:
     """Return what to do about memory that an object keeps, without capital and full stop."""
     text = f"look at {outermost_name(holder)}, which keeps {what}"
     if _OF_EXCEPTION in holder:
-        text += ". A traceback keeps the variables of functions that have failed: keep its text, "
-        text += "or drop it with error.with_traceback(None)"
+        text += ". A traceback keeps the local variables of the functions that failed: store its "
+        text += "text, or drop it with error.with_traceback(None)"
     elif is_graph and is_variable(holder):
-        text += ". A sum of losses keeps the graph of each: add loss.item(), or call backward() on "
-        text += "each loss; a hidden state does until detach()"
+        text += (
+            ". A sum of losses keeps the graph of each loss: add loss.item(), or call backward() "
+        )
+        text += "on each. A hidden state keeps its graph until detach()"
     elif is_graph:
-        text += ". A loss or a hidden state keeps its graph; item() and detach() do not"
+        text += ". A loss or a hidden state keeps its graph: store loss.item() or state.detach()"
     return text
 
 

@@ -170,7 +170,7 @@ def _lost(report: Report, device: DeviceReport, explanation: Explanation) -> Ite
         yield f"{what}{device.contradiction}"
     yield from (f"{sentence(gap).rstrip('.')}." for gap in explanation.gaps)
     if lost.overwritten is None and device.events:
-        yield "Whether the ring overwrote earlier events is unknown, because the file has no count."
+        yield "The file does not say whether the ring overwrote earlier events."
     if lost.before_bytes:
         amount = ("" if phase is None else "~ ") + size(lost.before_bytes)
         yield f"{amount} were requested before the first event."
@@ -231,7 +231,7 @@ def _outside(device: DeviceReport) -> Iterator[str]:
             "because the driver does not report what the process holds."
         )
     else:
-        line = "How much memory is held outside the allocator is unknown."
+        line = "The memory outside the allocator is unknown."
     if outside.free_bytes is not None and outside.total_bytes is not None:
         line += f" {size(outside.free_bytes)} of {size(outside.total_bytes)} are free."
     yield line

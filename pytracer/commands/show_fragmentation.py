@@ -32,7 +32,12 @@ def parts(files: Sequence[Sequence[Fragmentation]], top: int) -> Iterator[Part]:
 
 def of_device(fragmented: Fragmentation, top: int) -> Iterator[Part]:
     """Yield the free memory of one device, and what keeps it there."""
-    yield bold(_answer(fragmented))
+    yield bold(
+        f"{fragmented.name} {fragmented.moment}: of {size(fragmented.reserved_bytes)} reserved, "
+        f"{size(fragmented.active_bytes)} are in use, {size(fragmented.stuck_bytes)} are free next "
+        f"to blocks in use, and {size(fragmented.returnable_bytes)} can be given back to the "
+        f"device. The largest free block has {size(fragmented.largest_free_bytes)}."
+    )
     if fragmented.pins:
         yield bold(_sentence(fragmented.pins[0]))
     if not fragmented.is_exact:
@@ -40,15 +45,6 @@ def of_device(fragmented: Fragmentation, top: int) -> Iterator[Part]:
     if fragmented.pins and top:
         yield ""
         yield _table(fragmented.pins, top)
-
-
-def _answer(fragmented: Fragmentation) -> str:
-    return (
-        f"{fragmented.name} {fragmented.moment}: of {size(fragmented.reserved_bytes)} reserved, "
-        f"{size(fragmented.active_bytes)} are in use, {size(fragmented.stuck_bytes)} are free next "
-        f"to blocks in use, and {size(fragmented.returnable_bytes)} can be given back to the "
-        f"device. The largest free block has {size(fragmented.largest_free_bytes)}."
-    )
 
 
 def _sentence(pin: Pin) -> str:

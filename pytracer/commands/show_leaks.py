@@ -170,7 +170,7 @@ def _advice(report: LeakReport) -> Iterator[str]:
     is_torchs = device.pid is None  # torch's own recorder does not write it
     if device.unit != "step" or (is_torchs and device.first is None):
         switch = "PYTRACER=1" if is_torchs else "PYTRACER_STEP_FROM=optimizer"
-        yield "What to do: let the recording have steps. In the code, call tracer.step(); without:"
+        yield "What to do: record steps. Call tracer.step() in the code, or set:"
         yield f"    export {switch}"
         return
     yield (

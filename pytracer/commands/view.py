@@ -11,12 +11,19 @@ import click
 from pytracer.analysis.answer_of_files import in_order
 from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
-from pytracer.commands.shared_options import files_argument
+from pytracer.commands.shared_options import source_path
 from pytracer.errors import PytracerError
 from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import OpenFile, Summary, compared, open_file, summarised, verdict_of
-from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
+from pytracer.page.open_file import (
+    OpenFile,
+    Summary,
+    compared,
+    open_file,
+    summarised,
+    verdict_of,
+)
+from pytracer.page.page import EMPTY, MOST_EVENTS, MOST_FILES, Page, page_of
 from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load
 from pytracer.simulator.trials import try_settings
@@ -24,14 +31,14 @@ from pytracer.text import number, printable, size
 
 
 @click.command("view")
-@files_argument
+@click.argument("paths", metavar="[FILE_OR_DIRECTORY]...", nargs=-1, type=source_path)
 @click.option(
     "-o",
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file of the page. Only a page of pytracer is replaced.  "
-    "[default: next to the snapshot or directory, NAME.html]",
+    "[default: next to the snapshot or directory, NAME.html; without one, pytracer.html]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
 @click.option(
@@ -66,12 +73,13 @@ def command(
 
     Writes one HTML file that needs no network: usage over time, the memory map at any moment, all
     blocks and all events. If there are several files, the one of the first rank that ran out of
-    memory comes first, else the one with the highest peak.
+    memory comes first, else the one with the highest peak. Without a file, the page is empty: it
+    shows other pages that are dropped onto it.
     """
     found, errors = find_files(paths)
     if baseline is not None and len(found) != 1:
         raise click.UsageError(f"--baseline needs one snapshot, but {len(found)} were given")
-    page, failed = None, list(errors)
+    page, failed = None if paths else EMPTY, list(errors)
     if baseline is not None and found:
         page = _page_of_two(found[0], baseline, max_events)
     elif len(found) == 1:
@@ -80,23 +88,18 @@ def command(
         page, unread = _page_of_files(found, max_events)
         failed += unread
     if page is not None:
-        name = f"{without_suffix(paths[0].absolute().name)}.html"
-        path = output if output is not None else paths[0].parent / name
+        shown = paths[0] if paths else Path("pytracer")
+        path = output or shown.parent / f"{without_suffix(shown.absolute().name)}.html"
         written = page.save(path)
-        click.echo(printable(_sentence(page, path, written)))
-        for sentence in page.left_out:
+        count = number(len(page.data), "file")
+        if len(page.files) > len(page.data):
+            count = f"{len(page.data):,} of {number(len(page.files), 'file')} in full"
+        for sentence in (f"wrote {path}: {size(written)}, {count}", *page.left_out):
             click.echo(printable(sentence))
         if is_opened and not webbrowser.open(path.absolute().as_uri()):
             click.echo(f"no browser was found: open {printable(str(path))} yourself", err=True)
     if print_errors(failed) or page is None:
         context.exit(1)
-
-
-def _sentence(page: Page, path: Path, written: int) -> str:
-    shown = number(len(page.data), "file")
-    if len(page.files) > len(page.data):
-        shown = f"{len(page.data):,} of {number(len(page.files), 'file')} in full"
-    return f"wrote {path}: {size(written)}, {shown}"
 
 
 def _open(path: Path) -> OpenFile:

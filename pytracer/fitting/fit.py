@@ -135,8 +135,8 @@ def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterato
     sizes = program.size_bytes(target)
     if times > _FAR:
         yield (
-            f"The data are {times:.3g} times the largest recorded: requests may begin, or be "
-            "rounded, in another way there. Record larger sizes."
+            f"The data are {times:.3g} times the largest recorded, where requests may begin or be "
+            "rounded differently. Record larger sizes."
         )
     for chosen, text in (
         (program.missing, "Not all recordings have {}: how they grow is uncertain."),

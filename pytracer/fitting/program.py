@@ -207,7 +207,7 @@ def _check_alike(file: Recorded, base: Recorded) -> None:
         stack = base.recording.trace.stack[base.recording.requests.event[row]]
         raise PytracerError(
             f"{paths} are of different programs, or of different code: {is_in_both.sum():,} of "
-            f"{len(is_in_both):,} allocations are in both. The first that is not is of "
+            f"{len(is_in_both):,} allocations are in both. The first difference is at "
             f"{call_site_text(frame_at(stacks, int(call_sites(stacks)[stack])))}"
         )
 

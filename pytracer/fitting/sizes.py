@@ -111,7 +111,7 @@ def variables_of(recorded: Sequence[Sizes], targets: Sequence[Sizes]) -> list[st
     if found and not are_independent(recorded, found):
         raise PytracerError(
             f"{number(len(recorded), 'recording')} cannot tell {' and '.join(found)} apart: give "
-            f"{len(found) + 1}, of which each differs from one of the others in one of them alone"
+            f"{len(found) + 1} that change one of them at a time"
         )
     return found
 

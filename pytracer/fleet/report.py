@@ -82,7 +82,7 @@ def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | No
     chosen = runs[0] if run is None else run
     if chosen not in runs:
         raise PytracerError(
-            f"there is no run {run!r}; the runs are {', '.join(map(repr, runs[:20]))}"
+            f"run {run!r} does not exist; the runs are {', '.join(map(repr, runs[:20]))}"
         )
     return chosen, [str(name) for name in runs if name != chosen]
 

@@ -39,7 +39,7 @@ def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Comman
 def _ooms(report: FleetReport) -> tuple[Verdict, str]:
     if not report.oom_order:
         if not report.overview.processes:
-            return "unknown", "Whether a rank ran out of memory is unknown."
+            return "unknown", "The files do not say whether a rank ran out of memory."
         return "none", "The files have no out-of-memory error."
     first = report.oom_order[0]
     ranks = list(dict.fromkeys(oom.process for oom in report.oom_order))
@@ -88,7 +88,7 @@ def _peaks(report: FleetReport) -> tuple[Verdict, str]:
         )
     if report.outliers:
         if not usable:
-            groups = f" This is said without statistics, of {number(largest.ranks, 'rank')}."
+            groups = f" With {number(largest.ranks, 'rank')}, this is not a statistical test."
         return "found", " ".join(_explained(report)) + groups
     if usable:
         text = f"No rank stands out of {largest.ranks:,}: the peaks are {peaks} {where}.{groups}"

@@ -137,4 +137,4 @@ def _show(tracer: "pytracer.Tracer", name: Path, is_viewed: bool) -> None:
         if is_viewed:
             display(page)
     except Exception as error:
-        print(f"pytracer: the cell has run, but there is no report: {error!r}")
+        print(f"pytracer: the cell ran, but its report failed: {error!r}")

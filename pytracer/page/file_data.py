@@ -135,7 +135,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "free_requested_event": packer.add("i32", part.events_of("free_requested_event")),
             "free_event": packer.add("i32", part.events_of("free_event")),
             "is_sized": packer.add("u8", blocks["is_sized"]),
-            "kind": packer.add("u8", tables.known(tables.kinds, blocks.column("kind"))),
+            "kind": packer.add("u8", tables.known(tables.kinds, blocks.column("shown_kind"))),
             "owner": packer.add("u32", tables.texts(owner.code, owner.values)),
             "holder": packer.add("u32", tables.texts(keeping.code, keeping.values)),
             "module": packer.add("u32", tables.known(tables.modules, blocks.column("module_path"))),

@@ -93,7 +93,9 @@ class Page:
             {
                 "name": shortened(summary.name),
                 "rank": summary.file.rank,
-                "verdict": shortened(_headline(summary)),
+                "verdict": shortened(
+                    printable("".join(one.headline for one in summary.file.answers()[:1]))
+                ),
                 **summary.figures,
                 "ooms": summary.ooms,
                 "curve": summary.curve,
@@ -119,6 +121,9 @@ class Page:
         return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
 
 
+EMPTY = Page("pytracer", Verdict("Drop a page of pytracer or a snapshot here", [], []), [], {}, [])
+
+
 def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = True) -> Page:
     """Return the page of one file; the other arguments are those of `file_data`."""
     data, left_out = file_data(file.snapshot, file.devices, most_events, is_saved=is_saved)
@@ -126,11 +131,6 @@ def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = 
     return Page(
         summary.name, verdict_of(summary.file, is_saved=is_saved), [summary], {0: data}, left_out
     )
-
-
-def _headline(summary: Summary) -> str:
-    answers = summary.file.answers()
-    return printable(answers[0].headline) if answers else ""
 
 
 def _line(text: str) -> str:

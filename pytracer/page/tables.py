@@ -121,7 +121,7 @@ class Tables:
         phase_texts = [self.text(snapshot.strings[i]) for i in used_phases]
         every_kind = [
             (UNKNOWN, ""),
-            *(kind for part in parts for kind in part.blocks.column("kind").values),
+            *(kind for part in parts for kind in part.blocks.column("shown_kind").values),
         ]
         all_kinds = list(dict.fromkeys(every_kind))
         kinds = all_kinds[:MOST_KINDS]
@@ -135,7 +135,7 @@ class Tables:
             "stacks": self._add_stacks(_used(stacks)),
             "phases": phase_texts,
             "pools": [snapshot.pools[i].tolist() for i in used_pools],
-            "categories": [shortened(name) for name in names],
+            "categories": [shortened(name.replace("_", " ")) for name in names],
             "modules": [self.text(path) for path in self.modules],
             "kinds": [[names.index(category), shortened(rule)] for category, rule in kinds],
         }

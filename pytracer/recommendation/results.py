@@ -315,8 +315,7 @@ def _change(
         )
         if failed and not like:
             notes.append(
-                "After an allocation that failed, what the program would have allocated next is "
-                "unknown, and may not fit."
+                "The program's allocations after the one that failed are unknown, and may not fit."
             )
     elif own.retries and not best.retries:
         text = (
@@ -337,7 +336,7 @@ def _change(
         )
     more = best.device_calls - own.device_calls
     if own.fits and more > 0:
-        why += f" The price are {more:,} more calls to the device."
+        why += f" This costs {more:,} more calls to the device."
     own_settings, version = recording.settings, recording.torch_version
     command = command_of(best.settings, recording.backend, version, own_settings)
     answer = _answer(found, CHANGE, text, f"{why}{_smallest(own, best)}")

@@ -118,11 +118,11 @@ def dry_run(
             reason += " (ranks that send objects to each other have to run together)"
         if report is not None and report.unsaved:
             reason += " (--allow-writes writes the checkpoints that it may miss)"
-        raise PytracerError(f"the program failed, and not for want of memory: {reason}")
+        raise PytracerError(f"the program failed, but not because memory ran out: {reason}")
     if report is None or not files.numbers:
         raise PytracerError(
-            "nothing can be said about the program's memory: it used no device, or ended without "
-            "Python's exit (os._exit)"
+            "can't tell the program's memory: it used no device, or ended without Python's exit "
+            "(os._exit)"
         )
     answers = [answered_file(each, explain(each, None, try_settings)) for each in snapshots]
     decides = any(value.decides for value in report.values)

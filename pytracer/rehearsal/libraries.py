@@ -103,7 +103,7 @@ def _cuda_version() -> int:
     """Return the version of CUDA that torch is built for; 13020 means 13.2."""
     if not _is_cuda_build():
         raise ConfigError(
-            f"torch {_version('torch')} of {sys.executable} is no build for CUDA, which simulated "
+            f"torch {_version('torch')} of {sys.executable} is not built for CUDA, which simulated "
             "GPUs need: install one, for example by `pip install --no-deps torch`"
         )
     major, minor = map(int, _version("torch", "cuda").split("."))

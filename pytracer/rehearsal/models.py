@@ -73,5 +73,5 @@ def model_of(name: str) -> Model:
     """
     if name not in MODELS:
         hint = did_you_mean(name, MODELS)
-        raise ConfigError(f"there is no device {name!r}{hint or ': choose ' + ', '.join(MODELS)}")
+        raise ConfigError(f"{name!r} is not a known device{hint or ': give ' + ', '.join(MODELS)}")
     return MODELS[name]

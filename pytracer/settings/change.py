@@ -249,7 +249,7 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
             for key in ("max_split_size_mb", "garbage_collection_threshold"):
                 if key in new:
                     raise ConfigError(
-                        f"torch_npu has no expandable segments together with {key}, which is "
+                        f"torch_npu refuses expandable segments together with {key}, which is "
                         f"{new[key]}; start the program without it in {VARIABLE['npu']}"
                     )
 

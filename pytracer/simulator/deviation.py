@@ -145,8 +145,7 @@ def deviation_text(deviation: Deviation) -> str:
     share = f"{deviation.peak_share:+.1%}".replace("%", " %")
     return (
         f"Error bar: {size(abs(deviation.peak_bytes))} ({share}). A simulation of the recording's "
-        "own settings and limit reserves that much more or less at its peak than the recording; "
-        f"after each request, {size(round(deviation.mean_bytes))} on average and "
-        f"{size(abs(deviation.largest_bytes))} at most{largest}. Smaller differences between "
-        f"settings mean nothing.{missed}"
+        "own settings and limit differs so much at its peak. After each request, it differs by "
+        f"{size(round(deviation.mean_bytes))} on average and {size(abs(deviation.largest_bytes))} "
+        f"at most{largest}. Smaller differences between settings mean nothing.{missed}"
     )

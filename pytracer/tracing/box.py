@@ -68,8 +68,8 @@ def enter(user: Any, output: Path) -> None:
         _path = path
         if reasons and not ranks.current().rank:  # no rank, or the first
             warn_once(
-                f"should this process be killed, what it recorded is in {folder} of its machine, "
-                f"where `pytracer show {output}` finds it. It cannot be in {reasons[0]}",
+                f"if this process is killed, its recording stays in {folder} of its machine, where "
+                f"`pytracer show {output}` finds it. It cannot be in {reasons[0]}",
                 "box is elsewhere",
             )
         restoring.remove_surplus(folder)

@@ -37,7 +37,7 @@ class KeptAtSteps:
         """Look for holders, if memory may leak; return whether it may. Never raises."""
         if 2 * step < _FIRST or step & (step - 1):
             return False
-        with harmless("objects that keep memory have no names: {error}", "kept"):
+        with harmless("cannot name the objects that hold memory: {error}", "kept"):
             devices = self._recording.session.stats()["devices"]
             blocks = sum(device["live_blocks"] for device in devices)
             held = sum(device["live_block_bytes"] for device in devices)

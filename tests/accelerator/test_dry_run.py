@@ -157,7 +157,7 @@ def test_a_program_that_survives(folder: Path) -> None:
     # WHEN it gives up, THEN it does not fit
     assert not pytracer.dry_run([script, "ends"]).fits
     # WHEN it fails for another reason, THEN that is not called a want of memory
-    with pytest.raises(PytracerError, match="not for want of memory: ValueError: labels are"):
+    with pytest.raises(PytracerError, match="not because memory ran out: ValueError: labels are"):
         pytracer.dry_run([script, "fails"])
     # WHEN the folder has recordings, THEN they are not taken for those of another run
     with pytest.raises(ConfigError, match="give a new or empty folder"):
@@ -239,7 +239,7 @@ def test_several_sizes_and_devices(folder: Path) -> None:
 
 def test_a_program_that_fails(folder: Path) -> None:
     (folder / "wrong.py").write_text("import torch; torch.zeros(1, device='cuda'); {}['key']")
-    with pytest.raises(PytracerError, match="not for want of memory: KeyError: 'key'"):
+    with pytest.raises(PytracerError, match="not because memory ran out: KeyError: 'key'"):
         pytracer.dry_run(["wrong.py"])
     (folder / "cpu.py").write_text("import torch; torch.zeros(1)")
     with pytest.raises(PytracerError, match="used no device"):

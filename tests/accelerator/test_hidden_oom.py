@@ -129,4 +129,4 @@ def test_a_library_that_got_no_memory(device: ModuleType, tmp_path: Path) -> Non
     # AND its answer has what was free, which is much here
     (verdict,) = found.verdicts
     free = size(device.mem_get_info()[0])
-    assert f"got no memory of the device, although {free} were free" in verdict.text
+    assert f"could not allocate device memory, although {free} were free" in verdict.text

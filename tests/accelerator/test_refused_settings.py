@@ -33,7 +33,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("page_size:1g", "start the program with PYTORCH_NPU_ALLOC_CONF=page_size:1g"),
         ("garbage_collection_threshold:0.5", "cannot change garbage_collection_threshold"),
         ("max_split_size_mb:abc", '"max_split_size_mb:abc": a number is expected'),
-        ("expandable_segments:True,max_split_size_mb:100", "no expandable segments together"),
+        ("expandable_segments:True,max_split_size_mb:100", "refuses expandable segments together"),
         ("release_lock_on_cudamalloc:True", "another version or device has it"),
     ],
 }

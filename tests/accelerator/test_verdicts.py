@@ -145,13 +145,12 @@ REMEDIES = {
     ),
     "retry": (
         EXCEPTION,
-        "an exception keeps the functions that have failed, and they keep 3.906 GiB.",
-        "Try again outside of `except`, without the exception: the functions that have failed keep "
-        "3.906 GiB until it is dropped.",
+        "local variables of the functions that failed, which hold 3.906 GiB.",
+        "Retry outside the `except` block, where the exception is gone: it keeps 3.906 GiB.",
     ),
     "longest_batch": (
         LARGER_INPUT,
-        "this line has requested at most 45 MiB at once in the 4 steps before, and 450 MiB now,",
+        "in the 4 steps before, this line requested at most 45 MiB at once, and now 450 MiB,",
         "Limit the size of one step's input, such as its longest sequence, or divide it.",
     ),
     "concatenated": (
@@ -161,8 +160,8 @@ REMEDIES = {
     ),
     "freed_too_late": (
         FREED,
-        "2.91 GiB are free in one piece that the request could use. They became free while",
-        "Retry outside of the `except` block",
+        "2.91 GiB are free in one piece that the request could use. Another stream",
+        "Retry outside the `except` block",
     ),
     "cached_pool": (
         OTHER_POOL,

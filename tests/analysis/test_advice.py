@@ -235,4 +235,6 @@ def test_the_remedy_fits_what_keeps_graphs() -> None:
     of_sum = look_at("total of main()", "2 GiB", is_graph=True)
     of_list = look_at("losses[…] of main()", "2 GiB", is_graph=True)
     assert "call backward() on each loss" in of_sum
-    assert of_list.endswith("A loss or a hidden state keeps its graph; item() and detach() do not")
+    assert of_list.endswith(
+        "A loss or a hidden state keeps its graph: store loss.item() or state.detach()"
+    )

@@ -72,7 +72,7 @@ def test_a_model_that_no_optimizer_steps() -> None:
     of_other = [(90, TRAIN, "gradient", "grad of Net#1.a.weight")]
     states = [(50, TRAIN, "optimizer_state", "exp_avg of Net#1.a.weight")]
     (text,) = found(gradients + states)
-    assert "No optimizer has states of Net#2: " in text
+    assert "No optimizer has states of Net#2. " in text
     assert "on it saves 200 KiB of gradients" in text
     # AND its gradients are none that zero_grad() drops
     texts = found([*gradients, *of_other, *states], CALL)
@@ -82,7 +82,7 @@ def test_a_model_that_no_optimizer_steps() -> None:
     assert not found(gradients)
     # AND a name may have braces
     (text,) = found([(100, TRAIN, "gradient", "grad of {Net}.a.weight"), *states])
-    assert "No optimizer has states of {Net}: " in text
+    assert "No optimizer has states of {Net}. " in text
 
 
 def test_files_without_an_out_of_memory_error_have_none() -> None:

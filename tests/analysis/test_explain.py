@@ -68,7 +68,7 @@ def test_what_was_held_at_the_out_of_memory_before() -> None:
     # THEN the second time names what was kept
     assert (first.held_before_bytes, second.held_before_bytes) == (None, 300 * KIB)
     assert (
-        "the last of 2 such errors in the file; 300 KiB were held at the one before, too"
+        "this is the last of 2 such errors in the file; the one before held 300 KiB, too"
         in answer_of(second).texts("why")
     )
 
@@ -218,7 +218,9 @@ def test_what_keeps_much_is_named_first(blocks: int, is_much: bool) -> None:
     assert held == f"{4 * blocks} KiB at that moment: {parts}"
     # AND the object that keeps a quarter of all is where to look first
     look = "Look at losses[…] of main(), which keeps 8 KiB. A loss or a hidden state keeps its "
-    assert (found.suggestions[0].why == f"{look}graph; item() and detach() do not.") == is_much
+    assert (
+        found.suggestions[0].why == f"{look}graph: store loss.item() or state.detach()."
+    ) == is_much
 
 
 @pytest.mark.parametrize(("kept", "is_named"), [(1, False), (2, True)])

@@ -63,7 +63,7 @@ def test_a_large_difference_of_few_ranks_is_said(tmp_path: Path, ranks: int) -> 
     assert verdict == "found"
     assert text == (
         f"Rank 2 uses {size(more_bytes)} more than the median of the others, by /b.py:2 g. "
-        f"This is said without statistics, of {ranks} ranks."
+        f"With {ranks} ranks, this is not a statistical test."
     )
 
 

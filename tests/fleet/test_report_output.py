@@ -27,7 +27,7 @@ def test_two_runs_of_one_table(tmp_path: Path) -> None:
     report = fleet_report(path)
     assert (report.run, report.other_runs, report.overview.files) == ("tuesday", ["monday"], 8)
     with pytest.raises(
-        PytracerError, match="there is no run 'friday'; the runs are 'tuesday', 'monday'"
+        PytracerError, match="run 'friday' does not exist; the runs are 'tuesday', 'monday'"
     ):
         fleet_report(path, "friday")
 

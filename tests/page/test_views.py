@@ -27,6 +27,7 @@ from shown_pages import (
     training,
 )
 from synthetic_snapshots import Program, file_metadata
+from view_command import view
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import sites_at
@@ -274,15 +275,31 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
         tab.wait("entry => window.pytracerSelection.state.entry === entry", entry + 1)
 
 
-def test_the_events_play(chromium: Any, tmp_path: Path) -> None:
-    with shown(chromium, tmp_path, page_of(open_file(training()))) as tab:
-        tab.run("() => window.pytracerSelection.update({entry: 10})")
-        tab.page.click("text=Play")
-        tab.wait("() => window.pytracerSelection.state.entry > 30")
-        tab.page.click("text=Pause")
-        stopped = state(tab)["entry"]
-        settled(tab)
-        assert state(tab)["entry"] == stopped
+def dropped(tab: Tab, name: str, text: str, shown: str) -> None:
+    """Drop a file onto the page, and wait until the verdict shows a text."""
+    tab.run(
+        """([name, text]) => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([text], name));
+            window.dispatchEvent(new DragEvent("drop", {dataTransfer}));
+        }""",
+        [name, text],
+    )
+    tab.wait("text => document.querySelector('#verdict')?.innerText.includes(text)", shown)
+
+
+def test_files_can_be_dropped_onto_an_empty_page(chromium: Any, tmp_path: Path) -> None:
+    path, page = tmp_path / "empty.html", of_file(CUDA)
+    assert view("-o", path).exit_code == 0
+    with browser.opened(chromium, path) as tab:
+        dropped(tab, "it's.pickle", "", "pytracer view 'it'\"'\"'s.pickle'")
+        dropped(
+            tab, "other.html", "<script>alert(1)</script>", "other.html is not a page of pytracer"
+        )
+        dropped(tab, "page.html", page.html().decode(), page.verdict.heading)
+        tab.wait(IS_READY)
+        assert set(TABS) <= set(tabs(tab))
+        assert tab.problems == []
 
 
 # What a page opens with
@@ -361,6 +378,12 @@ def test_the_flame_graph_has_the_frames_of_the_program(chromium: Any, tmp_path: 
         # WHEN the graph is inverted, THEN the call site is on top, with all of the bytes
         tab.page.check("text=Callers below")
         (site,) = frames_shown(tab, 2)
+        # WHEN bytes count by their lifetime, THEN they were held for 2 and 1 of 4 moments
+        tab.page.check("text=lifetime")
+        settled(tab)
+        title = tab.page.inner_text("#flame h2")
+        assert title.startswith("576 KiB active on average from the first event up to event 2")
+        tab.page.uncheck("text=lifetime")
         assert site == "forward (/job/model.py:3): 1.25 MiB, 100.0 %, 2 blocks"
 
 

@@ -31,7 +31,7 @@ def torch_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("cuda", "message"),
     [
-        (None, r"torch 2\.99\.0 of .* is no build for CUDA.*pip install"),
+        (None, r"torch 2\.99\.0 of .* is not built for CUDA.*pip install"),
         ("11.8", r"torch 2\.99\.0 is a build for cuda11, .*\(cuda12, cuda13\)"),
     ],
 )

@@ -76,4 +76,4 @@ def test_a_failure_is_reported_once(
             kept.append(torch.zeros(9))
             tracer.step()
     (message,) = caplog.messages
-    assert message.startswith("objects that keep memory have no names: ZeroDivisionError")
+    assert message.startswith("cannot name the objects that hold memory: ZeroDivisionError")

@@ -7,12 +7,11 @@ import { createFilterBar } from "./filter_bar.ts";
 import { parseFilter, valueOf } from "./filter_terms.ts";
 import { ALLOCATED, stateAt } from "./lives.ts";
 import type { Model } from "./model.ts";
-import { createRange } from "./range.ts";
 import { filterRows } from "./row_filter.ts";
 import type { Selection } from "./selection.ts";
 import { sortRows } from "./sort.ts";
 import { type Column, createTable } from "./table.ts";
-import { count, counted, size } from "./text.ts";
+import { count, counted, rangeText, size } from "./text.ts";
 import { element } from "./view.ts";
 
 /** While time is scrubbed, rows are filtered, grouped and sorted again only when it rests. */
@@ -39,7 +38,6 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
     root.append(element("p", {}, device.contradiction));
     return;
   }
-  createRange(root, model, selection);
   const showResult = createFilterBar(root, selection, [
     { key: "state", label: "Show", options: [
       ["", "allocated, or of the range"],
@@ -130,13 +128,14 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
   }
 
   function filter(isKept = false): void {
-    const { terms, error } = parseFilter(selection.state.filter);
-    const state = valueOf(selection.state.filter, "state");
+    const { filter, range } = selection.state;
+    const { terms, error } = parseFilter(filter);
+    let state = valueOf(filter, "state");
     const wanted = terms.filter((term) => !(term.kind === "value" && term.value === ALL));
     // An address may be that of a block that is gone.
     if (state === "" && !terms.some(({ kind }) => kind === "address")) {
-      const value = selection.state.range ? UNRELEASED : "allocated";
-      wanted.unshift({ kind: "value", key: "state", value });
+      state = range ? UNRELEASED : "allocated";
+      wanted.unshift({ kind: "value", key: "state", value: state });
     }
     const { rows, unknownKeys } = filterRows(blockSource(model, selection.state), wanted);
     found = rows;
@@ -144,11 +143,12 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
     let bytes = 0;
     for (const row of rows) bytes += blocks.size_bytes[row]!;
     const notes = unknownKeys.map((key) => `Blocks have no "${key}". This term is ignored.`);
-    if (state === UNRELEASED && !selection.state.range) {
-      notes.push("No range is selected. Drag over the timeline to select one.");
+    let text = `${count(rows.length)} of ${counted(blocks.count, "block")}, ${size(bytes)} in total`;
+    if (state === UNRELEASED) {
+      if (range) text += `, allocated and not released ${rangeText(device, range)}`;
+      else notes.push("No range is selected. Drag over the timeline to select one.");
     }
-    showResult(
-      `${count(rows.length)} of ${counted(blocks.count, "block")}, ${size(bytes)} in total`,
+    showResult(text,
       [error, ...notes].filter(Boolean).join(" "));
   }
 

@@ -39,7 +39,7 @@ const DARK = [
 const CATEGORY_SWATCHES: Record<string, number> = {
   parameter: 0,
   gradient: 1,
-  optimizer_state: 2,
+  "optimizer state": 2,
   temporary: 3,
   activation: 4,
   communication: 5,
@@ -47,6 +47,7 @@ const CATEGORY_SWATCHES: Record<string, number> = {
   input: 7,
   workspace: 8,
   output: 9,
+  "kept by other objects": 10,
   unknown: NEUTRAL,
 };
 

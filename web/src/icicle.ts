@@ -30,6 +30,8 @@ export interface Icicle {
   options: HTMLElement[];
   /** What the tree depends on apart from the moment and the colouring. */
   key(): string;
+  /** What the bytes are of, as in "on average"; without it, and if it is null: the moment. */
+  moment?(): string | null;
   tree(active: Uint32Array, groupOf: Uint8Array): FlameNode;
   /** The name of a node other than the root. */
   nameOf(node: FlameNode): string;
@@ -146,7 +148,7 @@ export function createIcicle(
   function writeTexts(
     all: FlameNode, top: FlameNode, matches: ((node: FlameNode) => boolean) | null,
   ): void {
-    const moment = momentText(device, selection.state.entry);
+    const moment = icicle.moment?.() ?? momentText(device, selection.state.entry);
     title.textContent = `${size(all.bytes)} active ${moment}, ${icicle.by}`;
     hint.textContent = all.bytes === 0 ? "No memory is active at this moment."
       : top !== all ? describe(top) : "The width of a box is its bytes, the largest on the left. Click or Enter zooms, arrow keys move.";

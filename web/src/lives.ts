@@ -54,6 +54,15 @@ function blocksWith(lives: Lives, fits: (block: number) => boolean): Uint32Array
   return found.slice(0, count);
 }
 
+/** Return the bytes of each block × its part of the entries between two, in which it is active. */
+export function meanBytes(lives: Lives, [first, last]: readonly [number, number]): Float64Array {
+  return lives.size_bytes.map((bytes, block) => {
+    const end = Math.min(lives.free_event[block]!, last);
+    const entries = Math.max(0, end - Math.max(lives.alloc_event[block]!, first - 1));
+    return (bytes * entries) / (last - first + 1);
+  });
+}
+
 /** How many steps a block lived; `isAtLeast` if it is older or younger than the recording shows. */
 export interface Life {
   steps: number;

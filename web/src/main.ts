@@ -16,22 +16,33 @@ import { createModules } from "./modules.ts";
 import { createMoment } from "./moment.ts";
 import { type FileData, mainEntry, type Model, type Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
-import { fromHash, Selection, type State, toHash } from "./selection.ts";
+import { fromHash, Selection, START, type State, toHash } from "./selection.ts";
 import { createTabs, type TabView } from "./tabs.ts";
+import { size } from "./text.ts";
 import { onTheme } from "./theme.ts";
 import { createTimeline } from "./timeline.ts";
 import { usageOf } from "./usage.ts";
 import { element } from "./view.ts";
 
 const app = document.getElementById("app")!;
-const page = JSON.parse(document.getElementById("pytracer-page")?.textContent ?? "null") as Page;
+/** The document with the data: this one, or that of a page that was dropped onto it. */
+let source = document;
+let page = pageOf(document)!;
 let opened: { index: number; file: Promise<FileData | null> } | null = null;
+
+function pageOf(of: Document): Page | null {
+  try {
+    return JSON.parse(of.getElementById("pytracer-page")?.textContent ?? "null") as Page | null;
+  } catch {
+    return null; // a file of another program
+  }
+}
 
 /** Decode a file. Only the last one is kept, so that many ranks do not fill the memory. */
 function fileAt(index: number): Promise<FileData | null> {
   if (opened?.index !== index) {
     const id = page.files[index]?.data;
-    const text = id ? document.getElementById(id)?.textContent : null;
+    const text = id ? source.getElementById(id)?.textContent : null;
     opened = { index, file: text ? decodeText(text) : Promise.resolve(null) };
   }
   return opened.file;
@@ -42,13 +53,13 @@ function completed(state: Readonly<State>, model: Model): State {
   const { device, file } = model;
   const { blocks, events } = device;
   const entry = state.entry < 0 ? mainEntry(device) : Math.min(events.count, state.entry);
-  let [unknown, total] = [0, 0];
+  let [unnamed, total] = [0, 0];
   for (const i of activeAt(blocks, entry)) {
     total += blocks.size_bytes[i]!;
     const category = file.categories[file.kinds[blocks.kind[i]!]![0]];
-    if (category === "unknown") unknown += blocks.size_bytes[i]!;
+    if (["unknown", "kept by other objects"].includes(category!)) unnamed += blocks.size_bytes[i]!;
   }
-  const shows = page.verdict.is_leak || unknown > 0.2 * total ? "site" : "category";
+  const shows = page.verdict.is_leak || unnamed > 0.2 * total ? "site" : "category";
   return {
     ...state,
     entry,
@@ -94,11 +105,19 @@ async function open(state: Readonly<State>): Promise<void> {
     selection = new Selection(state, openAnother);
     app.replaceChildren(header, main);
     if (failure !== null) main.append(element("p", { role: "alert" }, unreadable(state, failure)));
-    createTabs(main, viewsOfPage(selection), selection);
+    if (page.files.length === 0) main.append(chooser());
+    else createTabs(main, viewsOfPage(selection), selection);
   }
   createHeader(header, page, selection, file);
   current = selection;
   selection.subscribe(keepAddress);
+}
+
+/** Return a field for those who do not drag files. */
+function chooser(): HTMLElement {
+  const field = element("input", { type: "file" });
+  field.addEventListener("change", () => void openDropped(field.files![0]!));
+  return element("label", {}, "Or choose a file: ", field);
 }
 
 function openAnother(state: Readonly<State>): void {
@@ -171,6 +190,36 @@ function keepAddress(state: Readonly<State>): void {
   waiting = window.setTimeout(() => history.replaceState(null, "", `#${toHash(state)}`), 250);
 }
 
+/** Show a file that was dropped: a page, or which command makes the page of a snapshot. */
+async function openDropped(file: File): Promise<void> {
+  const text = file.name.endsWith(".html") ? await file.text() : "";
+  source = new DOMParser().parseFromString(text, "text/html"); // runs no scripts
+  const found = pageOf(source);
+  page = found?.format === page.format ? found : withoutData(file, text !== "");
+  opened = null;
+  document.title = page.title;
+  openAnother(START);
+}
+
+function withoutData({ name, size: bytes }: File, isPage: boolean): Page {
+  const quoted = /^[\w.@%+=:,-]+$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`;
+  const verdict = isPage ? {
+    heading: `${name} is not a page of pytracer ${page.pytracer}`, lines: [], commands: [], is_leak: false,
+  } : {
+    heading: `${name}, ${size(bytes)}: pytracer makes its page`,
+    lines: ["Run this command in the folder of the file, and drop the page here or open it:"],
+    commands: [`pytracer view ${quoted}`],
+    is_leak: false,
+  };
+  return { ...page, title: name, verdict, files: [], left_out: [], difference: null };
+}
+
+window.addEventListener("dragover", (event) => event.preventDefault());
+window.addEventListener("drop", (event) => {
+  event.preventDefault();
+  const file = event.dataTransfer?.files[0];
+  if (file) void openDropped(file);
+});
 document.title = page.title;
 onTheme(() => current?.refresh());
 window.addEventListener("hashchange", () => void open(fromHash(location.hash)));

@@ -32,9 +32,8 @@ export class ModuleTrees {
   private pathOf(key: number): number[] {
     const { modules, categories } = this.file;
     const path = modules[Math.floor(key / categories.length)]!;
-    const category = categories[key % categories.length]!.replaceAll("_", " ");
     return [...(path ? path.split(".") : ["(no module)"]).map((name) => this.numberOf(name)),
-      this.numberOf(category, "of")];
+      this.numberOf(categories[key % categories.length]!, "of")];
   }
 
   /** Return the number of a name; a category and a module with one name are different. */

@@ -29,6 +29,7 @@ export function createVerdict(
     const isText = getSelection()?.isCollapsed === false; // a reader selects a part to copy it
     if (!isText && !(target as Element).closest("button, select, label, code")) toggle();
   });
+  if (files.length === 0) toggle();
   root.append(
     element("div", { class: "verdict-top" }, element("h1", {}, heading || title), more, tools),
     list,
@@ -44,9 +45,8 @@ type Names = ReadonlyMap<string, Partial<State>>;
 function namesOf({ sites, categories, devices }: FileData): Names {
   const names = new Map<string, Partial<State>>();
   for (const category of categories) {
-    const parts: Partial<State> = { tab: "blocks", filter: `category:${category}` };
-    const text = category.replaceAll("_", " ");
-    names.set(text, parts).set(`${text}s`, parts);
+    const parts: Partial<State> = { tab: "blocks", filter: `category:"${category}"` };
+    names.set(category, parts).set(`${category}s`, parts);
   }
   for (const site of sites.slice(1)) {
     names.set(site, { tab: "blocks", filter: `"${site.replaceAll('"', "")}"` });

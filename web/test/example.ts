@@ -38,7 +38,7 @@ const KINDS: [string, string][] = [
   ["temporary", "within_forward"],
   ["gradient", "zero_grad"],
   ["parameter", "tensor"],
-  ["optimizer_state", "tensor"],
+  ["optimizer state", "tensor"],
 ];
 const PHASES = ["", "forward", "backward", "optimizer"];
 

@@ -7,7 +7,7 @@ import { ModuleTrees } from "../src/module_tree.ts";
 const MIB = 2 ** 20;
 const file = {
   modules: ["", ...Array.from({ length: 12 }, (_, i) => `layers.${i}.attn`), "head", "layers.mask"],
-  categories: ["parameter", "activation", "optimizer_state"],
+  categories: ["parameter", "activation", "optimizer state"],
   kinds: [[0, ""], [1, ""], [2, ""]] as [number, string][],
 };
 

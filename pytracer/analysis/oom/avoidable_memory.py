@@ -80,8 +80,8 @@ def avoidable(held: Blocks) -> list[str]:
             held.bytes_where(held.is_in("category", "activation"))
             if is_evaluated and not references
             else 0,
-            "The model is in evaluation mode, and keeps {} of activations for a backward pass. "
-            "Without one, call it under torch.no_grad().",
+            "Call the model under torch.no_grad() if no backward pass follows: in evaluation mode, "
+            "it keeps {} of activations for one.",
         ),
         (
             int(size_bytes[is_old].sum()) - sum(untrained.values()) if is_forward else 0,
@@ -94,11 +94,13 @@ def avoidable(held: Blocks) -> list[str]:
         name = model.removesuffix(_NO_OPTIMIZER)
         untrained.pop(name, 0)
         text = f"No optimizer has the parameters of {name}, and only their gradients need {{}} of "
-        text += f"activations: call {name}.requires_grad_(False), if nothing is to train it."
+        text += f"activations. Call {name}.requires_grad_(False) unless you train it."
         found.append((saved, text))
     for model, saved in untrained.items():
-        text = f"No optimizer has states of {model}: if none is to train it, requires_grad_(False) "
-        found.append((saved, f"{text}on it saves {{}} of gradients, and its activations."))
+        text = (
+            f"No optimizer has states of {model}. Unless you train it, call requires_grad_(False) "
+        )
+        found.append((saved, f"{text}on it: this saves {{}} of gradients, and its activations."))
     return [text.replace("{}", size(saved)) for saved, text in found if saved > least]
 
 

@@ -262,7 +262,12 @@ def verdicts(facts: Facts) -> list[Verdict]:
     if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(facts)]
     if facts.splits_all and (oom.own_pool_largest_bytes or 0) >= oom.requested_bytes:
-        return [_of_freed_memory(facts)]
+        text = (
+            f"{size(facts.oom.own_pool_largest_bytes or 0)} are free in one piece that the request "
+            "could use. Another stream or thread released it while the allocator was searching. "
+            "The allocator does not search again before it fails."
+        )
+        return [Verdict(FREED, text)]
     is_exhausted, held = _is_exhausted(facts), facts.sample.allocated_bytes
     proven = [facts.proofs[each] for each in (GARBAGE, EXCEPTION) if each in facts.proofs]
     # If little of the memory is of no use, the program soon needs more than that.
@@ -305,8 +310,8 @@ def _leak(facts: Facts) -> Iterator[Verdict]:
     if growth is not None and _fits_without(facts, growth.held_bytes):
         yield Verdict(
             KEPT_GROWING,
-            f"{size(growth.held_bytes)} of the available {size(facts.total_bytes)} were added all "
-            f"the time, and none of it was freed: {growth.blocks:,} blocks from "
+            f"the program kept allocating, and freed none of {size(growth.held_bytes)} of the "
+            f"available {size(facts.total_bytes)}: {growth.blocks:,} blocks from "
             f"{source_text([growth])}.",
         )
     leaks = [] if facts.leaks is None else leaks_of(facts.leaks)
@@ -358,7 +363,7 @@ def _dropped(facts: Facts) -> Iterator[Verdict]:
     if _fits_without(facts, facts.exception_bytes, EXCEPTION):
         yield Verdict(
             EXCEPTION,
-            f"an exception keeps the functions that have failed, and they keep "
+            f"an exception refers to the local variables of the functions that failed, which hold "
             f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted.",
         )
 
@@ -382,15 +387,6 @@ def _of_enough_memory(facts: Facts) -> Verdict:
         f"{size(facts.oom.available_bytes)} were free. "
         "A limit that is not in the file, a capture of a graph, or another process that held the "
         "memory for a moment may have prevented the allocation.",
-    )
-
-
-def _of_freed_memory(facts: Facts) -> Verdict:
-    return Verdict(
-        FREED,
-        f"{size(facts.oom.own_pool_largest_bytes or 0)} are free in one piece that the request "
-        "could use. They became free while the allocator looked for memory, as what another stream "
-        "still used, or what another thread freed: it does not look there again before it fails.",
     )
 
 
@@ -484,7 +480,7 @@ def _use_text(facts: Facts) -> str:
     if facts.joined is not None and facts.joined.again and wanted <= total:
         more = facts.joined.failure()
     if facts.is_first_backward:
-        more = "Other gradients, and the states of an optimizer, are to come."
+        more = "Other gradients and the optimizer's states need more."
     return f"{text}. {more}{_held_outside(facts)}"
 
 
@@ -496,9 +492,9 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
     if _is_larger_input(facts):
         return Verdict(
             LARGER_INPUT,
-            f"this line has requested at most {size(earlier.most_bytes)} at once in the "
-            f"{number(earlier.steps, 'step')} before, and {asked} now, as for a longer sequence or "
-            f"a larger batch. {text}",
+            f"in the {number(earlier.steps, 'step')} before, this line requested at most "
+            f"{size(earlier.most_bytes)} at once, and now {asked}, such as for a longer sequence "
+            f"or a larger batch. {text}",
         )
     if earlier.growing:
         return Verdict(GROWING, f"{_growing_text(facts, earlier)} {text}")
@@ -540,8 +536,8 @@ def _why_unknown(facts: Facts) -> str:
     if own is None or oom.own_pool_streams is None:
         return (
             f"{available} were free on the device and up to {size(sample.free_bytes)} inside "
-            "segments. Which of these the request could use is unknown, because the file does not "
-            "have the exact sizes of all blocks at that moment."
+            "segments. The file does not show which of these the request could use, because it "
+            "does not have the exact sizes of all blocks at that moment."
         )
     usable = size(oom.available_bytes + own)
     if oom.requested_bytes > facts.free_bytes:
@@ -568,9 +564,9 @@ def _why_unknown(facts: Facts) -> str:
             f"request could use. {size(sample.free_bytes - own)} more were free {pools}in segments "
             "for blocks of other sizes."
         )
-    doubt = "too little is to spare to be sure that expandable segments would join enough of it."
+    doubt = "the margin is too small to be sure that expandable segments would join enough of it."
     if not _is_known(facts):
-        doubt = "the program has never had as much before, and may need more than this allocation."
+        doubt = "the program never held as much before, and may need more than this allocation."
     return (
         f"{asked} would fit into the {usable} that are free, {available} on the device and "
         f"{size(own)} inside segments, if they were one piece. But {doubt}"
@@ -581,7 +577,7 @@ def _of_library(facts: Facts) -> Verdict:
     """Return the verdict on a library that got no memory of the device."""
     oom, free = facts.oom, size(facts.oom.device_free_bytes)
     if oom.device_free_bytes > USUAL_CONTEXT_BYTES:
-        why = f"a library got no memory of the device, although {free} were free"
+        why = f"a library could not allocate device memory, although {free} were free"
         return Verdict(UNKNOWN, f"{why}: {oom.library_error}.")
     _, others = _elsewhere(facts)
     elsewhere = _held_outside(facts)
@@ -655,7 +651,7 @@ def _held_outside(facts: Facts) -> str:
     """Return a sentence about the memory outside the allocator; "" if there is none."""
     held = facts.oom.elsewhere_bytes
     if held is None:
-        return " How much of the device is held outside the allocator is unknown."
+        return " The memory outside the allocator is unknown."
     return f" {size(held)} of the device are held outside this process's allocator." if held else ""
 
 
@@ -673,8 +669,7 @@ def _of_streams(facts: Facts) -> Iterator[Verdict]:
     if helps(facts, facts.oom.segment_bytes <= facts.oom.available_bytes + others, STREAMS):
         yield Verdict(
             STREAMS,
-            f"{idle_streams_text(found)} If one stream had been used in their place, "
-            f"{_asked(facts)} would have fitted.",
+            f"{idle_streams_text(found)} With one stream, {_asked(facts)} would have fitted.",
         )
 
 

@@ -74,7 +74,7 @@ class Trial:
         `leaked_bytes`: what a leak keeps of each step.
         """
         if self.like is None:
-            return "Nothing before it shows what the program allocates next."
+            return "The program's next allocations are unknown."
         if not self.again and leaked_bytes and self.limit_bytes is not None:
             more = int((self.limit_bytes - self.peak_bytes) / leaked_bytes)
             return f"With the leak, memory runs out again within about {number(more, 'step')}."

@@ -66,8 +66,7 @@ def _kept(recording: DeviceRecording) -> tuple[list[list[Any]], int]:
     frames = stack_frames(snapshot, call_sites(snapshot.stacks))
     for device in snapshot.metadata.devices:
         rows = snapshot.blocks_in_use(device)
-        is_workspace = texts_matching("workspace".__eq__, snapshot.strings, blocks.category[rows])
-        rows = rows[~is_workspace]
+        rows = rows[~texts_matching("workspace".__eq__, snapshot.strings, blocks.category[rows])]
         holder = np.where(blocks.holder[rows] > 0, blocks.holder[rows], blocks.owner[rows])
         for number in np.unique(blocks.stack[rows[holder > 0]]).tolist():
             of_stack = blocks.stack[rows] == number

@@ -1,4 +1,4 @@
-"""What the simulator says about public reports on torch's allocator, and that public_reports.md has it."""
+"""What the simulator says about public reports on torch's allocator, as in public_reports.md."""
 
 from pathlib import Path
 

@@ -62,8 +62,7 @@ def _kept(recording: DeviceRecording) -> tuple[list[list[Any]], int]:
 
     snapshot = load(recording.view(history=False).to_bytes({}, {}))
     found: list[list[Any]] = []
-    blocks = snapshot.blocks
-    frames = stack_frames(snapshot, call_sites(snapshot.stacks))
+    blocks, frames = snapshot.blocks, stack_frames(snapshot, call_sites(snapshot.stacks))
     for device in snapshot.metadata.devices:
         rows = snapshot.blocks_in_use(device)
         rows = rows[~texts_matching("workspace".__eq__, snapshot.strings, blocks.category[rows])]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
-from corpus.kept_by_objects import KIB, data, grows, linear, sgd
+from corpus.kept_by_objects import KIB, data, grows, linear, requests, sgd
 from corpus.out_of_memory import runs_out, update
 from corpus.truth import DEVICE, FIXED, steps
 from torch import nn
@@ -24,7 +24,7 @@ def fast_weights_in_one_autocast() -> None:
     optimizer = sgd(body)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         for _ in steps():
-            fast = head[0].weight.detach().clone().requires_grad_()  # LEAK
+            fast = head[0].weight.detach().clone().requires_grad_()
             update(optimizer, functional.linear(body(data(32, 256)).relu(), fast).float().mean())
             if FIXED:
                 torch.clear_autocast_cache()
@@ -37,7 +37,7 @@ class Centered(nn.Module):
         self.register_buffer("center", torch.zeros(1024))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = functional.gelu(self.encode(x))  # LEAK buffer_with_a_graph
+        features = functional.gelu(self.encode(x))
         mean = features.square().mean(0)
         self.center = 0.99 * self.center + 0.01 * (mean.detach() if FIXED else mean)
         return self.head(features)
@@ -59,7 +59,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(functional.silu(self.up(self.norm(x))))  # LEAK losses_of_a_trainer
+        return x + self.down(functional.silu(self.up(self.norm(x))))
 
 
 class Trainer:
@@ -98,7 +98,7 @@ def average_of_losses() -> None:
     layers = (m for _ in range(30) for m in (nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()))
     model, average = nn.Sequential(*layers).to(DEVICE), Average()
     optimizer = sgd(model)
-    for _ in steps():
+    for _ in steps(70):
         update(optimizer, model(data(16, 32)).square().mean())
         average.update(model(data(16, 32)).square().mean())  # LEAK
 
@@ -114,7 +114,7 @@ def total_in_a_generator() -> None:
         total = 0.0
         for step in steps(250):
             update(optimizer, model(data(128, 192)).square().mean())
-            loss = probe(model(data(128, 192))).logsumexp(-1).mean()  # LEAK
+            loss = probe(model(data(128, 192))).logsumexp(-1).mean()
             total = total + (loss.item() if FIXED else loss)
             yield step
 
@@ -133,7 +133,7 @@ class Residual(nn.Module):
         self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.norm(self.conv(x)).relu()  # LEAK statistics_in_a_tuple
+        return x + self.norm(self.conv(x)).relu()
 
 
 @runs_out("leak", kept="stats", do="stats", mib=200)
@@ -158,7 +158,7 @@ def losses_in_nested_dicts() -> None:
     """Nested dicts keep the losses of the validation with their graphs."""
     model = linear(64, 256, 64)
     optimizer = torch.optim.AdamW(model.parameters())
-    for _ in steps():
+    for _ in steps(70):
         loss = model(data(64, 64)).square().mean()
         update(optimizer, loss)
         metrics["train"]["loss"].append(loss.item())
@@ -192,20 +192,20 @@ def modules_that_know_their_parents() -> None:
     body = linear(256, 1024)
     optimizer = sgd(body)
     for _ in steps():
-        head = Head().to(DEVICE)  # LEAK
+        head = Head().to(DEVICE)
         update(optimizer, head(body(data(32, 256))).square().mean())
         if FIXED:
             gc.collect()
 
 
-@garbage("kept growing", "garbage", mib=400)
+@garbage("kept growing", "garbage", mib=250)
 def errors_in_their_own_frames() -> None:
     """A server's retry keeps an exception in a local, a cycle of its frame and its traceback."""
     up, down = linear(512, 2048), linear(2048, 512)
 
     @torch.no_grad()
     def attempt(x: torch.Tensor) -> None:
-        hidden = up(x)  # LEAK
+        hidden = up(x)
         raise ValueError(down(hidden.relu()).shape)
 
     def retry(x: torch.Tensor) -> str:
@@ -219,7 +219,7 @@ def errors_in_their_own_frames() -> None:
 
     gc.freeze()
     gc.disable()
-    for _ in range(100):
+    for _ in requests(120):
         retry(data(256, 512))
         if FIXED:
             gc.collect()
@@ -257,20 +257,20 @@ class Request:
         self.finish = functools.partial(self.stop, reason="length")
 
     def run(self, model: nn.Module) -> object:
-        self.hidden = model(self.prompt)  # LEAK requests_that_know_themselves
+        self.hidden = model(self.prompt)
         return self.finish()
 
     def stop(self, reason: str) -> tuple[object, str]:
         return self.hidden.shape, reason
 
 
-@garbage("kept growing", "garbage", mib=400)
+@garbage("kept growing", "garbage", mib=300)
 def requests_that_know_themselves() -> None:
     """Each request has a partial of a method of its own, and no collector runs."""
     gc.disable()
     model = linear(1024, 2048)
     with torch.inference_mode():
-        for _ in range(200):
+        for _ in requests(200):
             Request(data(256, 1024)).run(model)
             if FIXED:
                 gc.collect()
@@ -294,7 +294,7 @@ def recursive_functions() -> None:
 
     model = nn.Conv2d(3, 8, 3, padding=1).to(DEVICE)
     optimizer = sgd(model)
-    for _ in steps():
+    for _ in steps(70):
         update(optimizer, loss_of(model(data(1, 3, 32, 32))))  # LEAK
         if FIXED:
             gc.collect()
@@ -307,7 +307,7 @@ def hook_that_needs_its_tensor() -> None:
     optimizer = sgd(body, head)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        y = body(x).tanh()  # LEAK
+        y = body(x).tanh()
         if FIXED:
             norm = y.detach().norm()
             y.register_hook(lambda grad: grad / norm)
@@ -329,31 +329,31 @@ def exceptions_of_rejected_requests() -> None:
 
     @torch.inference_mode()
     def generate(x: torch.Tensor, number: int) -> torch.Tensor:
-        hidden = up(x).relu()  # LEAK
+        hidden = up(x).relu()
         out = down(hidden)
         if number % 3 == 0:
             raise ValueError(f"request {number} was filtered")
         return out.argmax(-1)
 
-    for number in range(300):
+    for number in requests(300):
         try:
             generate(data(512, 512), number)
         except ValueError as error:
             failures[number] = str(error) if FIXED else error
 
 
-@tracebacks("exception", "kept growing", kept="results[…]", mib=400)
+@tracebacks("exception", "kept growing", kept="results[…]", mib=300)
 def futures_of_tasks_that_failed() -> None:
     """A list keeps futures, whose exceptions keep the variables of the tasks."""
     model, results = linear(1024, 2048), []
 
     @torch.no_grad()
     def score(batch: torch.Tensor) -> None:
-        features = model(batch.to(DEVICE))  # LEAK
+        features = model(batch.to(DEVICE))
         raise KeyError(features.softmax(-1).shape)
 
     with ThreadPoolExecutor(1) as pool:
-        for _ in range(130):
+        for _ in requests(130):
             future = pool.submit(score, torch.randn(256, 1024))
             failed = future.exception()
             results.append(repr(failed) if FIXED else future)
@@ -408,7 +408,7 @@ def errors_of_checks() -> None:
 
     @torch.no_grad()
     def check() -> None:
-        y = model(data(512, 512))  # LEAK
+        y = model(data(512, 512))
         spread = (y - y.mean(0)).abs()
         raise AssertionError(f"not invariant {spread.shape}")
 

@@ -22,7 +22,7 @@ class Graphs:
         self.pool = torch.cuda.graph_pool_handle() if FIXED else None
 
     def forward(self, batch: int) -> torch.Tensor:
-        hidden, other = room(batch), room(batch)  # LEAK graphs_of_batch_sizes
+        hidden, other = room(batch), room(batch)
         out = room(batch / 1024)
         del hidden, other
         return out
@@ -56,7 +56,7 @@ def gathers_in_a_capture() -> None:
         return full
 
     def layer(x: torch.Tensor) -> torch.Tensor:
-        _weights = gather()  # LEAK
+        _weights = gather()
         return x[:1024].clone()
 
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -72,7 +72,7 @@ class Library:
 
     def run(self) -> int:
         with torch.cuda.use_mem_pool(self.pool):
-            return len([room(50) for _ in range(8)])  # LEAK pool_of_a_library
+            return len([room(50) for _ in range(8)])
 
 
 @runs_out("other pool", do="MemPool", mib=900)
@@ -99,7 +99,7 @@ def sessions_with_a_stream_each() -> None:
         for size in (100, 60):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                scratch = room(size)  # LEAK
+                scratch = room(size)
                 out = room(1)
                 del scratch
             graphs.append((graph, out))
@@ -115,7 +115,7 @@ def stream_of_each_request() -> None:
     def handle(rows: int) -> None:
         stream = shared if FIXED else torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            model(torch.empty(rows, 1024, device=DEVICE))  # LEAK
+            model(torch.empty(rows, 1024, device=DEVICE))
         stream.synchronize()
 
     for request in range(20):
@@ -133,7 +133,7 @@ def streams_of_publishing() -> None:
         if step % 3 == 0:
             stream = once if FIXED else torch.cuda.Stream()
             with torch.cuda.stream(stream):
-                room(256).zero_()  # LEAK
+                room(256).zero_()
             stream.synchronize()
 
 
@@ -161,11 +161,15 @@ class Offload:
             self.saved.clear()
 
 
-@leak(4 * MIB, "saved[…]", do="saved", mib=2000, helped=REMEDY)
+offload = Offload()
+HOST = ("verdict", "keeper", "line", "rate", "advice")  # the first device's answer is judged
+
+
+@leak(4 * MIB, "saved[…]", do="saved", mib=2000, helped=REMEDY, wrong=HOST)
 def pinned_buffers_in_a_list() -> None:
     """A list keeps the offloaded activations of each step, 2.05 MiB that are rounded up to 4."""
-    offload, model = Offload(), linear(512, 2100)
-    torch.cuda.synchronize()
+    torch.cuda.init()
+    model = linear(512, 2100)
     optimizer = sgd(model)
     for _ in steps():
         outputs = model(data(256, 512))
@@ -189,7 +193,7 @@ def attention_of_very_different_lengths() -> None:
     random.seed(1)
     model = nn.Sequential(*(Mixer() for _ in range(4))).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(60):
+    for step in range(55):
         length = random.randrange(100, 1000 + 18 * step)
         update(optimizer, model(data(4, length, 256)).square().mean())
 
@@ -198,7 +202,7 @@ def attention_of_very_different_lengths() -> None:
 def fraction_of_a_server() -> None:
     """The process may use 30 % of a device that has enough for the last batch."""
     torch.cuda.set_per_process_memory_fraction(0.9 if FIXED else 0.3)
-    model = linear(512, 4096, 512)
+    model = nn.Sequential(linear(512, 4096), nn.GELU(), linear(4096, 512))
     optimizer = torch.optim.AdamW(model.parameters())
     for batch in (2048, 4096, 8192, 16_384):
         for _ in range(3):

@@ -9,6 +9,7 @@ import queue
 import random
 import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,18 +55,17 @@ class Sam(torch.optim.SGD):
         if FIXED:
             self.snapshots.clear()
         weights = (p for group in self.param_groups for p in group["params"])
-        copies = [p.detach().clone() for p in weights]  # LEAK weights_before_each_step
-        self.snapshots.append(copies)
+        self.snapshots.append([p.detach().clone() for p in weights])
         super().step(closure)
 
 
-@grows(65 * KIB, "snapshots[…]", do="snapshots")
+@runs_out("leak", kept="snapshots[…]", do="snapshots", mib=300)
 def weights_before_each_step() -> None:
     """An optimizer keeps the weights before each step in an attribute of its own, `snapshots`."""
-    model = linear(64, 128, 64)
+    model = linear(512, 1024, 512)
     optimizer = Sam(model.parameters())
-    for _ in steps(70):
-        update(optimizer, model(data(64, 64)).square().mean())
+    for _ in steps(100):
+        update(optimizer, model(data(64, 512)).square().mean())
 
 
 class Curvature:
@@ -459,23 +459,19 @@ def reporter_that_takes_half() -> None:
             inbox.get().mean().item()
 
 
-@grows(64 * KIB, "values[…]", do="values")
+@runs_out("leak", kept="values[…]", do="values", mib=150)
 def append_as_an_argument() -> None:
     """A training appends its outputs by a bound method that it was given: `tracker.values`."""
 
-    class Tracked:
-        values: list[torch.Tensor | float]
-
     def train(remember) -> None:
-        model = linear(64, 256)
+        model = linear(256, 1024)
         optimizer = sgd(model)
-        for _ in steps(70):
-            outputs = model(data(64, 64))  # LEAK
+        for _ in steps(160):
+            outputs = model(data(256, 256))
             update(optimizer, outputs.square().mean())
             remember(outputs.mean().item() if FIXED else outputs.detach())
 
-    tracker = Tracked()
-    tracker.values = []
+    tracker = types.SimpleNamespace(values=[])
     train(tracker.values.append)
 
 
@@ -511,7 +507,7 @@ class Recorder:
     history: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     def on_step(self, predictions: torch.Tensor) -> None:
-        self.history.append(predictions.cpu() if FIXED else predictions)
+        self.history.append(predictions.mean() if FIXED else predictions)
 
 
 @grows(64 * KIB, "history[…]", do="history")

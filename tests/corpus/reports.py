@@ -1,6 +1,8 @@
 """Programs in the shape of public reports, with less memory than in those."""
 
+import code
 import copy
+import ctypes
 import functools
 
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 runs_out = functools.partial(truth, helped=REMEDY)
 WEIGHTS = 2 * (512 * 512 + 512) * 4
+ROUNDED = {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[>:2]"}
 SLOW = {"SIMULATED_PENDING_QUERIES": "8"}
 """Events of a stream are pending when they are asked for the first eight times."""
 
@@ -270,7 +273,98 @@ def weights_every_twenty_steps() -> None:
 
 @leak(WEIGHTS / 20, "best[…][…]", mib=2000)
 def weights_beside_a_large_index() -> None:
-    """copies of the weights, in a program with an index of 600,000 small objects"""
-    index = [{"file": [i], "label": (i,)} for i in range(200_000)]
+    """copies of the weights, in a program with an index of 120,000 small objects"""
+    index = [{"file": [i], "label": (i,)} for i in range(40_000)]
     train_and_copy()
     print(len(index))
+
+
+@truth(
+    "too large",
+    do="roundup",
+    mib=700,
+    env=ROUNDED,
+    helped={"PYTORCH_CUDA_ALLOC_CONF": ""},
+    wrong=("advice",),
+)
+def request_that_is_rounded_up() -> None:
+    """Too large: a setting rounds 514 MiB up to 768, and the device has 700 (pytorch#161139)."""
+    take(514)
+
+
+@runs_out("nearly exhausted", kept="cache of ", do="cache", mib=1024, wrong=("advice",))
+def cache_before_the_graphs() -> None:
+    """Exhausted: an engine gives its cache 90 % of the device, and captures graphs (vllm#57475)."""
+    pool, graphs = torch.cuda.graph_pool_handle(), []
+    cache = take((0.3 if FIXED else 0.9) * torch.cuda.mem_get_info()[0] / 2**20)
+    for _ in range(8):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            outputs = take(60)
+        graphs.append((graph, outputs))
+    del cache
+
+
+@runs_out("others", kept="weights of", mib=4096)
+def buffers_of_a_library() -> None:
+    """Others: a library of this process takes 2,500 MiB from the driver itself (verl#5979)."""
+    torch.cuda.init()
+    runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
+    address, size = ctypes.c_void_p(), (100 if FIXED else 2500) << 20
+    assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    weights = take(1000)
+    take(1000)
+    del weights
+
+
+@runs_out("kept growing", "leak", kept="Out", do="Out", mib=500)
+def outputs_of_cells() -> None:
+    """Kept: a notebook keeps the result of each cell in `Out`. No steps."""
+    console = code.InteractiveConsole({"rows": rows, "Out": {}})
+    for cell in range(150):
+        console.runsource(f"Out[{cell}] = rows(4096, 256)\n")
+        if FIXED:
+            console.runsource("Out.clear()")
+
+
+@runs_out("too large", "nearly exhausted", kept="states of", do="look at its shapes", mib=1500)
+def buffer_that_is_made_at_once() -> None:
+    """Too large: a replay memory of 100,000 states is allocated before the training begins."""
+    size = 20_000 if FIXED else 100_000
+    states = torch.zeros(size, 2048, device=DEVICE)
+    following = torch.zeros(size, 2048, device=DEVICE)
+    training = Training()
+    for step in steps():
+        states[step], following[step - 1] = 1, 1
+        training.step()
+
+
+@runs_out("too large", "larger input", do="in parts", mib=1500)
+def frames_decoded_at_once() -> None:
+    """Too large: all frames of a video are decoded as one batch, after its latents fitted."""
+    decode = nn.Sequential(nn.Linear(64, 4096), nn.SiLU(), nn.Linear(4096, 1024)).to(DEVICE)
+    with torch.inference_mode():
+        latents = rows(64 * 1024, 64)
+        for part in latents.chunk(16 if FIXED else 1):
+            decode(part).cpu()
+
+
+@truth("healthy")
+def gradients_that_nobody_clears() -> None:
+    """gradients that add up, as zero_grad is never called; they do not grow"""
+    model = mlp(128, 256, 128)
+    optimizer = adamw(model)
+    for _ in steps():
+        model(rows()).square().mean().backward()
+        optimizer.step()
+
+
+@truth("healthy")
+def last_loss_in_a_progress_bar() -> None:
+    """the last loss with its graph, which a progress bar shows"""
+    training, shown = Training(), {}
+    for step in steps():
+        loss = training.loss()
+        training.step(loss)
+        shown.update(step=step, loss=training.loss())
+    del shown

@@ -6,7 +6,8 @@ difference between two loops, one twice as long as the other, so that the code a
 cancels out.
 
 Callgrind counts in the core. torch is too large for it: with torch, the processor traps after each
-instruction. To print the figures, run `pytest -rP` with the tests that use this module, or
+instruction. Callgrind also runs this program's imports, 50 times as slowly: they are few. To print
+the figures, run `pytest -rP` with the tests that start this program, or
 
     python tests/helpers/instructions.py forward FOLDER
 """
@@ -18,7 +19,6 @@ import gc
 import importlib
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -26,9 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import pytest
 from core_events import ALLOC, CONTEXTS, chain
-from processes import environment
 
 from pytracer import _core
 
@@ -50,7 +48,6 @@ class Counter(Protocol):
 
 # A function that makes the given number of pairs and returns the instructions that were counted.
 Body = Callable[[Counter, int], int]
-Figure = dict[str, Any]
 
 
 class Callgrind:
@@ -64,12 +61,6 @@ class Callgrind:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._dumps = 0
-
-    @staticmethod
-    def command(folder: Path) -> list[str]:
-        """Return the command that runs a program under callgrind."""
-        output = f"--callgrind-out-file={folder / 'counts'}"
-        return ["valgrind", "--quiet", "--tool=callgrind", "--dump-before=getppid", output]
 
     def start(self) -> None:
         os.getppid()
@@ -104,37 +95,6 @@ class Uncounted:
 
     def stop(self) -> int:
         return 0
-
-
-def count(device: str, folder: Path) -> dict[str, Figure]:
-    """Count the instructions added to a pair, by case, in a separate process.
-
-    Args:
-        device: "cpu" for the core alone, "forward" for the core with autograd's library.
-        folder: The folder for files of the counter.
-    """
-    command = Callgrind.command(folder) if device == "cpu" else []
-    if not command and platform.machine() != "x86_64":
-        pytest.skip(f"no traps (not known: {platform.machine()})")
-    done = subprocess.run(
-        [*command, sys.executable, __file__, device, str(folder)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    result: dict[str, Figure] = json.loads(done.stdout)
-    return result
-
-
-def limit(counted: float) -> float:
-    """Return the upper limit for a count that was taken with Python 3.11 on x86-64.
-
-    The limit is a tenth above the count; half above it for other Pythons and processors, whose
-    machine code differs.
-    """
-    same_platform = sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64"
-    return counted * (1.1 if same_platform else 1.5)
 
 
 def at_depth(frames: int, body: Callable[..., int], *arguments: Any) -> int:
@@ -237,7 +197,7 @@ def added(
     frames: int,
     context: str | None,
     forward_stacks: bool = False,
-) -> Figure:
+) -> dict[str, Any]:
     """Return what recording adds to a pair, the events of a pair and the frames of each stack."""
     recorder = _core.Session(
         [device], RING, DEPTH, STACK_BYTES, CONTEXTS[context], forward_stacks=forward_stacks
@@ -255,7 +215,7 @@ def added(
     }
 
 
-def in_a_kernel(*arguments: Any) -> Figure:
+def in_a_kernel(*arguments: Any) -> dict[str, Any]:
     """Count as in a kernel that autograd has called in a forward pass."""
     import torch
 
@@ -263,7 +223,7 @@ def in_a_kernel(*arguments: Any) -> Figure:
         return added(*arguments)
 
 
-def in_a_node(*arguments: Any) -> Figure:
+def in_a_node(*arguments: Any) -> dict[str, Any]:
     """Count in a node that autograd's engine runs."""
     import torch
 
@@ -306,7 +266,7 @@ if __name__ == "__main__":
     gc.disable()
     backend, folder = sys.argv[1:]
     way: Counter = (Callgrind if backend == "cpu" else Steps)(Path(folder))
-    results: dict[str, Figure] = {}
+    results: dict[str, dict[str, Any]] = {}
     if backend == "cpu":
         for name, case in CORE.items():
             index = 0 if name.startswith("accelerator") else _core.CPU_DEVICE

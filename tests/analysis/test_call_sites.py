@@ -62,21 +62,6 @@ def test_the_end_needs_no_trace(program: list[tuple[str, int, int]]) -> None:
     assert set(sites_at_end(snapshot)) == set(last)
 
 
-def test_sites_add_up_to_the_level() -> None:
-    # GIVEN blocks of several sites, one of which waits for its free
-    model = run([("alloc", 10, 0), ("alloc", 30, 2), ("alloc", 20, 3), ("free", 1, 0)])
-    snapshot = model.snapshot()
-    data = device_data(snapshot, 1)
-    history = data.history
-    assert history.is_known
-    # WHEN they are summed up, THEN the sums are the allocator's levels
-    sites = sites_at(data, 7)
-    active, pending = (sum(s.size_bytes for s in sites), sum(s.pending_bytes for s in sites))
-    assert (active, pending) == (60, 30)
-    assert active == history.usage.active_bytes[7]
-    assert active - pending == history.usage.allocated_bytes[7]
-
-
 def test_rounded_blocks() -> None:
     # GIVEN a block that is larger than its request
     content = Program().content()

@@ -92,18 +92,6 @@ def phase_file(size: int, phase: str | None = "rollout") -> Snapshot:
     return program.snapshot()
 
 
-def test_files_of_one_phase_are_incomplete() -> None:
-    # GIVEN a file of one phase, THEN a note says why its peak may be wrong
-    device = only_device(phase_file(512), phase_file(512, None))
-    [note] = device.notes
-    assert note.startswith(
-        "The baseline is of one phase: it lacks the allocations of other threads"
-    )
-    [note] = only_device(phase_file(512, None), phase_file(512)).notes
-    assert note.startswith("The new one is of one phase")
-    assert only_device(phase_file(512, None), phase_file(512, None)).notes == []
-
-
 def test_an_uncertain_peak() -> None:
     # GIVEN files whose peak the report calls uncertain
     certain = summarise(snapshot_with_blocks((512, (TRAIN, "f", 1))))

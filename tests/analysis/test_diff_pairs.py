@@ -2,12 +2,11 @@
 
 import pytest
 import reference_reader
-from small_differences import TRAIN, only_device, rows, snapshot_with_blocks
+from small_differences import TRAIN, only_device, rows
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.diff.changes import Held, Pair, changes
-from pytracer.analysis.diff.compare import compare, compare_snapshots
-from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
+from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Snapshot, used_devices
 
@@ -87,54 +86,6 @@ def test_devices_that_were_not_used() -> None:
     found = compare_snapshots(snapshot, snapshot)
     assert [device.before for device in found.devices] == ["device 0"]
     assert used_devices(snapshot) == [0]
-
-
-def test_directories() -> None:
-    # GIVEN three pairs of files, in one of which a site has grown
-    pairs = []
-    for step, size in ((1, 1024), (2, 1024), (3, 7168)):
-        before = snapshot_with_blocks((1024, (TRAIN, "f", 1)), (2048, (TRAIN, "g", 1)))
-        after = snapshot_with_blocks((size, (TRAIN, "f", 3)), (2048, (TRAIN, "g", 1)))
-        pairs.append((f"step {step}", summarise(before), summarise(after)))
-    # WHEN they are compared
-    found = compare("a", "b", pairs, ["a/x.pickle"])
-    # THEN each pair has a row, the largest difference first
-    assert [(file.name, file.before_bytes, file.after_bytes) for file in found.files] == [
-        ("step 3", 3072, 9216),
-        ("step 1", 3072, 3072),
-        ("step 2", 3072, 3072),
-    ]
-    # AND sites have means, and the pair with the largest difference
-    [device] = found.devices
-    moved, same = device.changes["line"]
-    assert rows([moved, same]) == [("grown", 1024, 3072, "function"), ("same", 2048, 2048, "line")]
-    assert (moved.largest_in, moved.largest_delta_bytes) == ("step 3", 6144)
-    assert moved.delta_bytes == 2048
-    # AND so do the amounts
-    allocated = device.amounts["allocated_bytes"]
-    assert (device.pairs, allocated.before, allocated.after) == (3, 3072, (3072 * 2 + 9216) // 3)
-    assert (found.only_baseline, found.only_new) == (["a/x.pickle"], [])
-
-
-def test_changes_that_cancel_in_the_mean() -> None:
-    # GIVEN two ranks that swap the sizes of a site and a phase, and a site that grows in both
-    def rank(size: int, growing_size: int) -> SnapshotSummary:
-        program = Program()
-        program.alloc(size, (TRAIN, "f", 1), phase="p")
-        program.alloc(growing_size, (TRAIN, "g", 2), phase="q")
-        return summarise(program.snapshot())
-
-    pairs = [
-        ("rank 0", rank(8192, 512), rank(1024, 1024)),
-        ("rank 1", rank(1024, 512), rank(8192, 1024)),
-    ]
-    # THEN the largest difference within a pair comes first, although its mean is unchanged
-    [found] = compare("a", "b", pairs).devices
-    for rows_of in (found.changes["line"], found.changes["phase"]):
-        assert [(c.delta_bytes, abs(c.largest_delta_bytes or 0)) for c in rows_of] == [
-            (0, 7168),
-            (512, 512),
-        ]
 
 
 class Counted(dict[str | None, Held]):

@@ -3,79 +3,11 @@
 import random
 from collections import defaultdict
 
-from small_differences import MODEL, TRAIN, only_device, rows, snapshot_with_blocks
+from small_differences import TRAIN, only_device, snapshot_with_blocks
 from synthetic_snapshots import Program
 
 from pytracer.analysis.diff.texts import device_answer
-from pytracer.reading.snapshot import Frame, Snapshot
-
-EVAL = "/a/eval.py"
-
-
-def test_new_gone_grown_and_shrunk_sites() -> None:
-    # GIVEN two runs
-    forward, step, old = (MODEL, "forward", 5), (TRAIN, "step", 9), (TRAIN, "warm_up", 3)
-    before = snapshot_with_blocks(
-        (1024, forward), (2048, forward), (512, step), (4096, old), (512, (EVAL, "f", 1))
-    )
-    after = snapshot_with_blocks(
-        (1024, forward),
-        (8192, forward),
-        (512, forward),
-        (512, (TRAIN, "save", 30)),
-        (512, (EVAL, "f", 1)),
-    )
-    # WHEN they are compared
-    device = only_device(before, after)
-    # THEN sites have the bytes of both peaks, the largest difference first
-    assert [
-        (*row, site.delta_bytes)
-        for row, site in zip(rows(device.changes["line"]), device.changes["line"], strict=True)
-    ] == [
-        ("grown", 3072, 9728, "line", 6656),
-        ("gone", 4096, 0, None, -4096),
-        *[("gone", 512, 0, None, -512), ("new", 0, 512, None, 512)],
-        ("same", 512, 512, "line", 0),
-    ]
-    assert [(s.before_count, s.after_count) for s in device.changes["line"]] == [
-        (2, 3),
-        (1, 0),
-        (1, 0),
-        (0, 1),
-        (1, 1),
-    ]
-    assert device.changes["line"][0].after == Frame(*forward)
-    # AND the device's numbers are those of the peaks
-    allocated, peak = device.amounts["allocated_bytes"], (8192, 10752)
-    assert (allocated.before, allocated.after, allocated.delta) == (*peak, peak[1] - peak[0])
-    assert device.amounts["reserved_bytes"].after == 2**21
-    assert device.amounts["fragmentation_bytes"].delta == peak[0] - peak[1]
-    assert device.amounts["device_allocs"].delta == 0
-    assert (device.at, device.reasons, device.notes) == ("peak", [], [])
-
-
-def test_phases() -> None:
-    # GIVEN a block older than the trace, and phases, one of which is missing in the second run
-    def run(*phases: tuple[str, int]) -> Snapshot:
-        program = Program()
-        program.alloc(512, (TRAIN, "load", 1), events=False)
-        for phase, size in phases:
-            program.alloc(size, (TRAIN, "step", 2), phase=phase)
-        return program.snapshot()
-
-    before = run(("rollout", 1024), ("update", 2048), ("update", 512))
-    after = run(("rollout", 4096), ("", 512))
-    # WHEN they are compared, THEN each phase has its bytes and counts of both sides
-    found = {
-        p.name: (p.kind, p.before_bytes, p.after_bytes, p.before_count, p.after_count)
-        for p in only_device(before, after).changes["phase"]
-    }
-    assert found == {
-        "rollout": ("grown", 1024, 4096, 1, 1),
-        "update": ("gone", 2560, 0, 2, 0),
-        "": ("new", 0, 512, 0, 1),
-        None: ("same", 512, 512, 0, 0),
-    }
+from pytracer.reading.snapshot import Frame
 
 
 def test_sums_of_random_programs() -> None:

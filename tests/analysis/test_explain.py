@@ -1,6 +1,5 @@
 """Test the explanation of a file: what happened, who holds memory and for how long, what to try."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.oom.reasons import FREED
 from pytracer.text import size
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 MIB, GIB = 2**20, 2**30
 KIB = 2**10
 

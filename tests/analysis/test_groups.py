@@ -23,7 +23,7 @@ from pytracer.reading import load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CUDA = GOLDEN / "snapshot-1.4-cuda.pickle"
-# The model has one stream and one pool. test_categories.py and test_modules.py test the others.
+# The model has one stream and one pool. The screens and test_modules.py have the others.
 OF_TRACE = ["line", "caller", "stack", "phase", "step", "age"]
 # The program's frames that call the call site of each stack.
 CALLERS = [(), (STACKS[1][2],), (), (STACKS[3][1],), ()]

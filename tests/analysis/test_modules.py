@@ -3,12 +3,10 @@
 import gc
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import cells, invoke
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
@@ -16,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer.analysis import stats, who_holds
-from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.analysis.history import replay
 from pytracer.analysis.modules import BACKWARD, FORWARD, NEAR, block_modules
 from pytracer.backends.hook_attach import HOOKS
@@ -214,39 +211,6 @@ def test_the_names_of_a_file_may_have_any_type(names: Any) -> None:
     content["pytracer"]["module_phases"] = names
     (held,) = who_holds(_load(content), at="end", by="module")
     assert {group.module for group in held.groups} <= {None, "0"}
-
-
-def test_the_commands_show_modules(tmp_path: Path) -> None:
-    # GIVEN two files, of which the second one has a larger batch
-    paths = [tmp_path / "before.pickle", tmp_path / "after.pickle"]
-
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 256))
-
-    for path, rows in zip(paths, (512, 1024), strict=True):
-        content = _record(make, torch.ones(rows, 64))
-        content["pytracer"]["module_phases"]["models"].append(f"Other{rows}")
-        path.write_bytes(pickle.dumps(content, protocol=4))
-    # WHEN the second one is reported, THEN a table has the modules at the peak
-    text = invoke("show", "--all", paths[1]).output
-    assert "Modules that held memory at the peak" in text
-    snapshot = load(paths[1])
-    (held,) = who_holds(snapshot, at="peak", by="module")
-    shown = {row[-1] for row in cells(text) if len(row) == 4}
-    assert {group.module or "(none)" for group in held.groups} <= shown
-    # AND --by module prints the same modules
-    shown = {row[-1] for row in cells(invoke("show", paths[1], "--by", "module").output)}
-    assert {group.module or "(none)" for group in held.groups} <= shown
-    # AND --top limits the rows
-    assert "(1 other)" in invoke("show", "--all", paths[1], "--top", len(held.groups) - 1).output
-    # AND a comparison has the modules that differ
-    (difference,) = compare_snapshots(load(paths[0]), snapshot).devices
-    changes = {change.name: change.delta_bytes for change in difference.changes["module"]}
-    assert changes["1"] == 512 * 256 * 4
-    text = invoke("diff", *paths).output
-    assert "By module" in text
-    # AND the names of phases are no options of the runs
-    assert "module_phases" not in text
 
 
 def test_without_a_trace_the_end_has_the_modules_of_tensors() -> None:

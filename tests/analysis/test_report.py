@@ -1,7 +1,7 @@
 """What does the report say of memory at the peak and at the end?"""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import reference_reader
 from small_reports import SEGMENT, cuda_content, event, only_device
-from synthetic_program import FIRST_TIME_US
 from synthetic_snapshots import inexact
 
 from pytracer.analysis import device_data
 from pytracer.analysis.history import replay
 from pytracer.analysis.report import DeviceReport, stats
-from pytracer.analysis.usage import UsageSample, sample_at
+from pytracer.analysis.usage import sample_at
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.reading.to_json import to_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -26,51 +24,6 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 def held_by(device: DeviceReport, by: str, *moments: str) -> list[tuple[int, int]]:
     held = device.held_by(by, *moments)
     return [] if held is None else [(group.size_bytes, group.count) for group in held.groups]
-
-
-def test_the_levels() -> None:
-    # WHEN a device is reported
-    device = only_device(cuda_content())
-    # THEN the peak is after B's allocation, and every number is the one counted by hand
-    tail = SEGMENT - 1536
-    assert device.peak_allocated == UsageSample(
-        event=2,
-        time_us=FIRST_TIME_US + 20,
-        step=4,
-        phase="update",
-        is_exact=True,
-        uncertain_bytes=0,
-        requested_bytes=1500,
-        allocated_bytes=1536,
-        active_bytes=1536,
-        reserved_bytes=SEGMENT,
-        fragmentation_bytes=tail,
-        rounding_bytes=36,
-        inactive_split_bytes=tail,
-        largest_free_bytes=tail,
-        free_concentration=1.0,
-        segments=1,
-    )
-    assert device.is_peak_certain
-    # AND the reserved peak is reached as soon as the segment has its first block
-    assert device.peak_reserved is not None
-    assert (device.peak_reserved.event, device.peak_reserved.reserved_bytes) == (1, SEGMENT)
-    assert device.peak_reserved.inactive_split_bytes == SEGMENT - 512
-    # AND at the end A's block is free
-    assert device.end == replace(
-        device.peak_allocated,
-        event=6,
-        time_us=FIRST_TIME_US + 60,
-        step=5,
-        phase="",
-        requested_bytes=1000,
-        allocated_bytes=1024,
-        active_bytes=1024,
-        fragmentation_bytes=SEGMENT - 1024,
-        rounding_bytes=24,
-        inactive_split_bytes=SEGMENT - 1024,
-        free_concentration=(512**2 + tail**2) / (512 + tail) ** 2,
-    )
 
 
 def test_a_block_with_a_pending_free_is_active_and_not_allocated() -> None:
@@ -100,23 +53,6 @@ def test_an_entirely_free_segment_is_not_split() -> None:
         only_device(content["segments"]).end.segments,
         only_device([expandable]).end.segments,
     ) == (2, 0)
-
-
-def test_the_rest_of_the_report() -> None:
-    device = only_device(cuda_content())
-    assert (device.device, device.name, device.is_cpu, device.events) == (0, "cuda:0", False, 7)
-    assert (device.first_us, device.last_us) == (FIRST_TIME_US, FIRST_TIME_US + 60)
-    assert device.contradiction is None
-    assert (device.lost.before_bytes, device.lost.exact_from) == (0, 0)
-    assert (device.lost.overwritten, device.lost.unknown_frees) == (0, None)
-    assert held_by(device, "line", "peak") == [(1536, 2)]
-    assert [(step.step, step.peak_bytes) for step in device.steps] == [(4, 1536), (5, 1536)]
-    held = {phase.phase: (phase.at_peak_bytes, phase.end_bytes) for phase in device.phases}
-    assert held == {"": (0, 0), "rollout": (512, 0), "update": (1024, 1024)}
-    assert device.outside is None
-    counts = device.counts
-    assert (counts.allocs, counts.frees, counts.ooms) == (2, 1, 1)
-    assert (counts.device_allocs, counts.device_frees, counts.retries) == (1, 0, 1)
 
 
 def test_a_file_of_one_phase() -> None:
@@ -170,15 +106,6 @@ def test_without_events_there_is_no_peak(trace: list[dict[str, Any]]) -> None:
     assert held_by(device, "line", "peak", "end") == [(1024, 1)]
 
 
-def test_a_list_of_segments_alone() -> None:
-    # GIVEN a file of a torch version that wrote no traces
-    device = only_device(cuda_content()["segments"])
-    assert (device.device, device.name, device.is_cpu, device.events) == (0, "device 0", None, 0)
-    assert (device.first_us, device.peak_allocated, device.outside) == (None, None, None)
-    assert device.end.reserved_bytes == SEGMENT
-    assert device.steps == device.phases == device.ooms == []
-
-
 def test_a_ring_that_lost_its_first_events() -> None:
     # GIVEN a trace that begins after A's and B's allocations, in a file with the number of losses
     content = cuda_content(overwritten=3)
@@ -230,28 +157,6 @@ def test_golden_files_of_torchs_recorder(name: str) -> None:
         assert reported == expected
 
 
-def test_the_report_is_json() -> None:
-    # GIVEN a report with all parts
-    report = stats(load(GOLDEN / "snapshot-1.3-cuda.pickle"))
-    # WHEN it is written as JSON, THEN its numbers are Python's, because numpy's would fail
-    (device,) = json.loads(json.dumps(asdict(report)))["devices"]
-    assert device["events"] == 52
-    # AND `to_json` returns the same, with names in frames
-    (same,) = to_json(report)["devices"]
-    named, plain = (each["held"][0]["groups"][0]["frames"][0] for each in (same, device))
-    assert named.keys() == {"filename", "name", "line"}
-    assert [*named.values()] == plain
-
-
-def test_a_device_that_is_not_used_is_left_out() -> None:
-    # GIVEN a file with a device that has only the snapshot marker
-    snapshot = load(GOLDEN / "snapshot-1.3-cuda.pickle")
-    assert [len(trace) for trace in snapshot.traces] == [52, 1]
-    # WHEN it is reported, THEN this device is left out unless it is requested
-    assert [device.device for device in stats(snapshot).devices] == [0]
-    assert [device.device for device in stats(snapshot, device=1).devices] == [1]
-
-
 @pytest.mark.parametrize(
     ("content", "among"), [(cuda_content(), "it has 0"), ([], "it has no devices")]
 )
@@ -269,9 +174,3 @@ def test_malformed_metadata_is_ignored() -> None:
     device = only_device(content)
     assert (device.name, device.is_cpu, device.steps) == ("device 0", None, [])
     assert device.lost.overwritten is None
-
-
-def test_levels_are_python_numbers() -> None:
-    device = only_device(cuda_content())
-    for sample in (device.end, device.peak_allocated):
-        assert not any(isinstance(value, np.generic) for value in vars(sample).values())

@@ -4,22 +4,11 @@ from typing import Any
 
 import pytest
 from small_reports import SEGMENT, cuda_content, event, only_device
-from synthetic_program import FIRST_TIME_US, run
+from synthetic_program import run
 from synthetic_snapshots import inexact
 
 from pytracer.analysis import device_data, ooms
 from pytracer.analysis.history import replay
-from pytracer.reading.snapshot import Frame
-
-
-def test_an_out_of_memory() -> None:
-    (oom,) = only_device(cuda_content()).ooms
-    assert (oom.event, oom.time_us, oom.step, oom.phase) == (5, FIRST_TIME_US + 50, 5, "update")
-    assert (oom.requested_bytes, oom.device_free_bytes) == (3 * 2**20, 4096)
-    assert oom.call_site == Frame("train.py", "step", 3)
-    assert oom.sample is not None
-    assert oom.sample.free_bytes == SEGMENT - 1024
-    assert oom.fits_in_free_blocks is False
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
@@ -147,13 +136,6 @@ def test_an_out_of_memory_of_the_cpu() -> None:
     assert held.active_bytes == 10
     (oom,) = device.ooms
     assert (oom.fits_if_joined, oom.available_bytes) == (None, 4096)
-
-
-def test_memory_outside_the_allocator() -> None:
-    amounts = {"total_bytes": 100, "free_bytes": 30, "process_bytes": 50, "reserved_bytes": 20}
-    outside = only_device(cuda_content(**amounts)).outside
-    assert outside is not None
-    assert (outside.elsewhere_bytes, outside.outside_bytes, outside.others_bytes) == (50, 30, 20)
 
 
 @pytest.mark.parametrize(

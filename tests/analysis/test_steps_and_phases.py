@@ -133,20 +133,6 @@ def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) 
     assert held_bytes == sorted(held_bytes, key=lambda count: -(count or 0))
 
 
-def test_a_phase_that_occurs_twice() -> None:
-    # GIVEN two phases that alternate, one of which has its peak the second time
-    model = run(
-        [("enter", 1, 0), ("alloc", 10, 0), ("enter", 2, 0), ("alloc", 5, 0)]
-        + [("enter", 1, 0), ("alloc", 3, 0), ("free", 0, 0), ("complete", 0, 0)]
-        + [("enter", 2, 0), ("alloc", 2, 0)]
-    )
-    snapshot = model.snapshot()
-    # WHEN they are computed, THEN each has its own peak
-    found = phases(data_of(snapshot, replay(snapshot, 1)), 6)
-    peaks = {phase.phase: (phase.peak_bytes, phase.peak_event) for phase in found}
-    assert peaks == {"rollout": (18, 5), "update": (15, 3)}
-
-
 def test_phases_without_a_history() -> None:
     # GIVEN a trace whose levels are unknown
     model = run([("enter", 1, 0), ("alloc", 10, 0), ("enter", 2, 0), ("alloc", 5, 0)])

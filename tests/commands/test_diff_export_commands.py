@@ -11,12 +11,9 @@ from pathlib import Path
 
 import processes
 import pytest
-import torch
 from commands import cells, invoke
-from pyarrow.parquet import read_table
 from synthetic_snapshots import Program, file_metadata
 
-import pytracer
 from pytracer.analysis.history import replay
 from pytracer.reading.reader import load
 
@@ -28,26 +25,6 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-
-
-def record(path: Path, sizes: list[int], **metadata: object) -> Path:
-    """Record allocations of these sizes with the real CPU allocator."""
-    with pytracer.Tracer(path, device="cpu", metadata=metadata):
-        for size in sizes:
-            grow(size)
-        shrink()
-    return path
-
-
-def grow(size: int) -> None:
-    kept.append(torch.empty(size, dtype=torch.uint8))
-
-
-def shrink() -> None:
-    kept.clear()
-
-
-kept: list[torch.Tensor] = []
 
 
 def write_run(root: Path, ranks: dict[int, int]) -> Path:
@@ -63,32 +40,6 @@ def write_run(root: Path, ranks: dict[int, int]) -> Path:
 
 
 # --- diff ----------------------------------------------------------------------------------------
-
-
-def test_diff_of_recordings(tmp_path: Path) -> None:
-    # GIVEN two recordings, the second with a higher peak
-    before = record(tmp_path / "before.pickle", [3 * MIB], lr=0.1)
-    after = record(tmp_path / "after.pickle", [3 * MIB, 2 * MIB], lr=0.2)
-    # WHEN they are compared
-    result = invoke("diff", before, after)
-    # THEN the tables show the difference, and fit into the terminal
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert all(len(line) <= 80 for line in result.output.splitlines() if str(before) not in line)
-    answer = " ".join(result.output.partition(str(before))[0].split())
-    assert answer.startswith("cpu: +2 MiB allocated at the peaks (3 MiB → 5 MiB, +66.7%); most by ")
-    line = grow.__code__.co_firstlineno + 1
-    assert answer.endswith(f"test_diff_export_commands.py:{line} grow: +2 MiB.")
-    rows = cells(result.output)
-    assert ["+2 MiB", "3 MiB", "5 MiB", "allocated"] in rows
-    assert ["+2 MiB", "3 MiB", "5 MiB", "1 → 2"] in [row[:4] for row in rows]
-    assert ["metadata.lr", "0.1", "0.2"] in rows
-    # AND with swapped arguments, the opposite difference
-    assert ["-2 MiB", "5 MiB", "3 MiB", "allocated"] in cells(invoke("diff", after, before).output)
-    # AND a comparison of a file with itself shows no difference
-    result = invoke("diff", before, before)
-    assert "Every call site holds as much as before." in result.output
-    assert "Options and environment" not in result.output
-    assert "cpu: no change of the bytes allocated at the peaks (3 MiB)." in result.output
 
 
 def test_markdown_has_the_rows_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,56 +69,6 @@ def test_markdown_has_the_rows_of_the_text(tmp_path: Path, monkeypatch: pytest.M
     answer, title = (each for each in text.splitlines()[:2])
     assert lines[0] == f"**{answer}**".replace("<module>", r"\<module\>")
     assert re.sub(r"\\(.)", r"\1", lines[2]) == title
-
-
-def test_diff_as_json(tmp_path: Path) -> None:
-    # WHEN the difference is printed as JSON, THEN it is complete
-    npu = GOLDEN / "native/npu-2.14.0.pickle"
-    result = invoke("diff", GOLDEN / "native/cuda-2.15.0.pickle", npu, "--top", 1, "--json")
-    report = json.loads(result.stdout)
-    assert [(device["before"], device["after"]) for device in report["devices"]] == [
-        ("device 0", "device 0"),
-        ("device 1", "device 1"),
-    ]
-    device = report["devices"][0]
-    [site] = device["changes"]["line"]
-    assert site["delta_bytes"] == device["amounts"]["active_bytes"]["delta"] == 1536
-    assert site["after"] == {"filename": "train.py", "name": "make", "line": 5}
-    # AND its notes say what cannot be compared
-    assert device["notes"] == ["The new one has no phases: phases are not compared"]
-    assert device["changes"]["phase"] == []
-    # AND the schema version comes first
-    assert next(iter(report)) == "schema_version"
-    assert report["schema_version"] == 3
-    report = json.loads(invoke("diff", CUDA, CUDA, "--json").output)
-    assert report["metadata"] == []
-    assert len(report["devices"][0]["changes"]["phase"]) > 1
-
-
-def test_diff_of_directories(tmp_path: Path) -> None:
-    # GIVEN two runs: in the second, one rank holds more and another rank is missing
-    before = write_run(tmp_path / "a", {0: 2, 1: 2, 2: 2})
-    after = write_run(tmp_path / "b", {0: 2, 1: 6})
-    # WHEN they are compared
-    result = invoke("diff", before, after)
-    # THEN each pair that differs has a row, and files without a counterpart are named
-    assert (result.exit_code, result.stderr) == (0, "")
-    rows = cells(result.output)
-    assert rows[0] == ["+4 MiB", "2 MiB", "6 MiB", "2 → 6", "step 2, rank 1"]
-    missing = [line for line in result.output.splitlines() if line.startswith("Only in")]
-    assert [line.partition(": ")[2].removeprefix(str(before)) for line in missing] == [
-        f"/step{step}/torch_memory_rank2_pid{os.getpid()}.pickle" for step in (1, 2)
-    ]
-    # AND sites and phases have means, and the pair with the largest difference
-    for name in ("a/train.py:7 step", "update"):
-        [row] = [i for i, row in enumerate(rows) if row[-1] == name]
-        assert rows[row][:4] == ["+1 MiB", "1.5 MiB", "2.5 MiB", "+4 MiB"]
-        assert rows[row + 1][3] == "step 2, rank 1"
-    report = json.loads(invoke("diff", before, after, "--json").stdout)
-    assert [file["after"] for file in report["files"]] == [
-        *("step 2, rank 1", "step 2, rank 0", "step 1, rank 0", "step 1, rank 1")
-    ]
-    assert len(report["only_baseline"]) == 2
 
 
 def test_diff_of_directories_with_a_damaged_file(tmp_path: Path) -> None:
@@ -285,27 +186,6 @@ def test_diff_of_incomparable_arguments(tmp_path: Path) -> None:
 
 
 # --- export --------------------------------------------------------------------------------------
-
-
-def test_export_to_tables(tmp_path: Path) -> None:
-    # GIVEN a run
-    run = write_run(tmp_path / "run", {0: 2, 3: 2})
-    # WHEN it is exported
-    result = invoke("export", run, "--to", "parquet", "--output", tmp_path / "out")
-    # THEN each table is a dataset with one file per snapshot
-    assert (result.exit_code, result.output) == (0, "")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["blocks", "events"]
-    who = f"torch_memory_rank{{}}_pid{os.getpid()}"
-    assert {path.stem for path in (tmp_path / "out" / "blocks").iterdir()} == {
-        f"step{step}.{who.format(rank)}" for step in (1, 2) for rank in (0, 3)
-    }
-    blocks = read_table(tmp_path / "out" / "blocks").to_pylist()
-    assert sorted(
-        (row["rank"], row["step"], row["phase"], row["size_bytes"]) for row in blocks
-    ) == [
-        *[(0, 1, "update", MIB), (0, 2, "update", MIB), (0, 2, "update", MIB)],
-        *[(3, 1, "update", MIB), (3, 2, "update", MIB), (3, 2, "update", MIB)],
-    ]
 
 
 def test_export_of_collapsed_stacks(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import commands
 import pytest
-from commands import cells
 from synthetic_snapshots import Program, file_metadata
 
 import pytracer
@@ -101,94 +100,6 @@ def screen(text: str) -> str:
 
 
 # The screens
-
-
-def test_fragmented() -> None:
-    assert invoke(write_fragmented(Path("oom.pickle"), rank=0)).output == screen("""
-        OUT OF MEMORY: fragmented                                         cuda:0, rank 0
-         asked   150 MiB  job/train.py:12 loss_of ← :91 main
-         free    100 MiB on the device + 299.9 MiB inside 300 segments, the largest
-                 piece 0.9995 MiB
-         why     the free memory would be enough if it were in one piece
-         held    300.1 MiB at that moment
-         lines   300.1 MiB  job/model.py:31 forward ← job/train.py:41 train_step
-                            ← :90 main
-         do      export PYTORCH_ALLOC_CONF=expandable_segments:True
-                 Untested. Lets the allocator join free memory. Whether that is enough
-                 was not simulated.
-                 pytracer recommend oom.pickle
-                 Simulates the recorded requests under many settings, and names the
-                 best.
-                 export PYTRACER_STEP_FROM=optimizer
-                 Records steps, without which a leak cannot be seen, in the next run.
-         more    pytracer show oom.pickle --all
-                 pytracer view oom.pickle
-        """)
-
-
-def test_too_large() -> None:
-    assert invoke(write_oom(Path("oom.pickle"))).output == screen("""
-        OUT OF MEMORY: the request is too large                                   cuda:0
-         asked   40 MiB  (unknown)
-         free    10 MiB on the device + 1 MiB inside segments, the largest piece 1 MiB
-         why     40 MiB are more than all free memory, 11 MiB on the device and inside
-                 segments: at least 29 MiB are missing. How much of the device is held
-                 outside the allocator is unknown.
-         held    1 MiB at that moment
-         lines   1 MiB  model.py:3 forward ← train.py:8 step
-         do      This line asks for 40 MiB at once: look at its shapes, or compute it in
-                 parts.
-                 export PYTRACER_STEP_FROM=optimizer
-                 Records steps, without which a leak cannot be seen, in the next run.
-         more    pytracer show oom.pickle --all
-                 pytracer view oom.pickle
-        """)
-
-
-def test_a_leak() -> None:
-    assert invoke(training(leaks=True).write(Path("a.pickle"))).output == screen("""
-        LEAK: 1 MiB a step since step 1                                           cuda:0
-         from    job/train.py:41 train_step, called from job/train.py:90 main
-                 memory runs out at about step 174
-         peak    12.5 MiB in step 12; reserved 24 MiB of 174 MiB
-         held    12.5 MiB at the peak
-         lines    12 MiB  job/train.py:41 train_step ← :90 main  (0-11 steps old)
-                 512 KiB  job/model.py:7 forward ← job/train.py:41 train_step
-                          (of this step)
-         steps   1: peak 1.5 MiB … 12: peak 12.5 MiB
-         do      pytracer show a.pickle --leaks
-                 Shows each line whose memory is kept from step to step.
-         more    pytracer show a.pickle --all
-                 pytracer view a.pickle
-        """)
-
-
-def test_what_keeps_a_leak() -> None:
-    # GIVEN a leak whose blocks are items of a list
-    path = training(leaks=True, has_holders=True).write(Path("a.pickle"))
-    # THEN the leak and the row of its line name the list, in lines of 80 characters
-    output = invoke(path).output
-    assert max(map(len, output.splitlines())) <= 80
-    text = " ".join(output.split())
-    assert "called from job/train.py:90 main, kept by self.losses[…] of Trainer.main() " in text
-    assert "(0-11 steps old, kept by self.losses[…] of Trainer.main())" in text
-    assert "do Look at self.losses[…] of Trainer.main(), which keeps the memory." in text
-    # AND so does the row of the search for leaks
-    rows = cells(invoke(path, "--leaks").output)
-    assert "kept by self.losses[…] of Trainer.main()" in " ".join(row[-1] for row in rows)
-
-
-def test_no_problem() -> None:
-    assert invoke(training(leaks=False).write(Path("a.pickle"))).output == screen("""
-        NO PROBLEM FOUND                                                          cuda:0
-         peak    1 MiB in step 1; reserved 2 MiB of 174 MiB
-         leak    none in steps 1 to 12
-         held    1 MiB at the peak
-         lines   1 MiB  job/train.py:41 train_step ← :90 main  (of this step)
-         steps   1 to 12 alike: peak 1 MiB
-         more    pytracer show a.pickle --all
-                 pytracer view a.pickle
-        """)
 
 
 def test_a_limit_below_what_was_reserved_is_not_shown() -> None:

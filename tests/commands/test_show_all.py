@@ -20,37 +20,6 @@ import pytracer
 pytestmark = pytest.mark.usefixtures("narrow_terminal")
 
 
-def test_a_recording(tmp_path: Path) -> None:
-    # GIVEN a recording of two steps, of which one tensor is live at the end
-    path = tmp_path / "snapshot.pickle"
-    with pytracer.Tracer(path, device="cpu") as tracer:
-        with pytracer.annotate("rollout"):
-            kept = torch.empty(3 * MIB, dtype=torch.uint8)
-        tracer.step()
-        with pytracer.annotate("update"):
-            torch.empty(8 * MIB, dtype=torch.uint8)
-
-    # WHEN the report is printed
-    result = invoke(path)
-
-    # THEN its numbers are right, and its lines fit into the terminal and have no colours
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert all(len(line) <= 80 for line in result.output.splitlines() if str(path) not in line)
-    assert "\x1b" not in result.output
-    rows = cells(result.output)
-    assert ["allocated", "11 MiB", "3 MiB"] in rows
-    assert ["phase", "update", "update"] in rows
-    assert ["1", "3 MiB", "3 MiB", "1", "3 MiB"] in rows
-    assert ["2", "11 MiB", "3 MiB", "1", "8 MiB"] in rows
-    assert ["rollout", "3 MiB", "3 MiB", "3 MiB", "1", "3 MiB"] in rows
-    assert ["update", "8 MiB", "11 MiB", "0 B", "1", "8 MiB"] in rows
-    held = [row[:3] for row in rows if "test_show_all.py" in row[-1] and row[0]]
-    assert held == [["8 MiB", "73%", "1"], ["3 MiB", "27%", "1"]]
-    assert "2 allocations, 1 free." in result.output
-    assert f"pid {os.getpid()}" in result.output.replace("\n", "")
-    del kept
-
-
 def test_top_limits_the_rows() -> None:
     # WHEN one site is requested, THEN the others are one row, and JSON has all
     rows = cells(invoke(CUDA, "--top", 1).output)
@@ -169,23 +138,6 @@ def test_a_report_that_would_fill_the_disk(tmp_path: Path) -> None:
     assert '"files": []' in done.stdout
 
 
-def test_memory_of_a_device_outside_the_allocator(tmp_path: Path) -> None:
-    # GIVEN files with the process's share of the device's memory
-    program = Program()
-    program.alloc(MIB)
-    for total, others in ((10, "3 MiB"), (6, "an unknown amount")):
-        program.metadata = file_metadata()
-        amounts = {"total_bytes": total, "free_bytes": 2, "process_bytes": 5, "reserved_bytes": 4}
-        amounts = {name: count * MIB for name, count in amounts.items()}
-        program.metadata["devices"][0] |= amounts
-        # WHEN they are shown, THEN this process and the other processes are reported separately
-        text = re.sub(r"\s+", " ", invoke(program.write(tmp_path / "a.pickle")).output)
-        assert (
-            f"This process holds 1 MiB outside the allocator; other processes hold {others}."
-        ) in text
-        assert f"2 MiB of {total} MiB are free." in text
-
-
 def test_a_program_without_steps_shows_none(tmp_path: Path) -> None:
     # GIVEN files of a program without steps, which is all in the first step, and one of step 7
     program = Program()
@@ -208,3 +160,20 @@ def test_show_does_not_import_torch(tmp_path: Path) -> None:
     done = processes.run_python("-m", "pytracer", "show", "--all", CUDA, cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Memory held at the peak" in done.stdout
+
+
+def test_memory_of_a_device_outside_the_allocator(tmp_path: Path) -> None:
+    # GIVEN files with the process's share of the device's memory
+    program = Program()
+    program.alloc(MIB)
+    for total, others in ((10, "3 MiB"), (6, "an unknown amount")):
+        program.metadata = file_metadata()
+        amounts = {"total_bytes": total, "free_bytes": 2, "process_bytes": 5, "reserved_bytes": 4}
+        amounts = {name: count * MIB for name, count in amounts.items()}
+        program.metadata["devices"][0] |= amounts
+        # WHEN they are shown, THEN this process and the other processes are reported separately
+        text = re.sub(r"\s+", " ", invoke(program.write(tmp_path / "a.pickle")).output)
+        assert (
+            f"This process holds 1 MiB outside the allocator; other processes hold {others}."
+        ) in text
+        assert f"2 MiB of {total} MiB are free." in text

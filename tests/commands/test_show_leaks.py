@@ -10,7 +10,7 @@ from pathlib import Path
 import leak_cases
 import processes
 import pytest
-from commands import cells, invoke
+from commands import invoke
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import find_leaks
@@ -102,26 +102,6 @@ def test_the_advice_follows_from_what_keeps_the_memory(
 ) -> None:
     path = training(30, holder).write(tmp_path / "a.pickle")
     assert f"What to do: {advice}" in invoke("show", "--leaks", path).output
-
-
-def test_the_answer_comes_first(tmp_path: Path) -> None:
-    # GIVEN a leak of 1 MiB a step on a device of which 150 MiB are free
-    program = training(30)
-    reserved = sum(segment["total_size"] for segment in program.content()["segments"])
-    device = {"total_bytes": 1 << 30, "free_bytes": 150 * MIB, "reserved_bytes": reserved}
-    program.metadata["devices"][0] |= device
-    path = program.write(tmp_path / "a.pickle")
-    # THEN the first line has its rate, its begin, its line, and when memory runs out
-    output = invoke("show", "--leaks", path).output
-    step = 30 + (150 * MIB + reserved - 30 * MIB) // MIB
-    assert output.splitlines()[0] == (
-        "Leak: 1 MiB a step since step 1, from me/train.py:41 train_step, called from "
-        f"me/train.py:90 main. Memory would run out at about step {step}."
-    )
-    # AND the table has the figures, and the last lines a command
-    (row, *_) = (row for row in cells(output) if "MiB" in row[0])
-    assert row[:4] == ["1 MiB", "1 MiB", "30 of 30", "1"]
-    assert output.splitlines()[-1] == f"    pytracer export {path} --to collapsed --at end"
 
 
 def test_json_has_what_python_returns(tmp_path: Path) -> None:

@@ -112,32 +112,3 @@ for tensor in tensors:
     # THEN the process ends normally
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "freed\n")
     assert live_sizes(load(tmp_path / "snapshot.pickle")) == [4000, 8000]
-
-
-@pytest.mark.slow
-def test_a_killed_dump_leaves_no_partial_file(tmp_path: Path) -> None:
-    # GIVEN processes that write a snapshot repeatedly
-    program = """
-import os, signal, time
-import torch
-from pytracer import Tracer
-
-for round in range(12):
-    child = os.fork()
-    if child == 0:
-        tracer = Tracer().start()
-        kept = [torch.empty(n + 1) for n in range(3000)]
-        while True:
-            tracer.dump(f"{round}.pickle")
-    while not os.path.exists(f"{round}.pickle"):
-        time.sleep(0.001)
-    # WHEN one is killed at an arbitrary instant
-    time.sleep(0.0017 * round)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-"""
-    done = run(program, cwd=tmp_path)
-    # THEN every file with the final name is complete
-    assert (done.returncode, done.stderr) == (0, "")
-    for number in range(12):
-        assert live_sizes(load(tmp_path / f"{number}.pickle"))

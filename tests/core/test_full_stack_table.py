@@ -48,37 +48,3 @@ def test_stacks_of_returned_events_are_not_given_up() -> None:
     assert stats["bytes"] <= BOUND
     assert stacks == {stack: session.frames(stack) for stack in stacks}
     assert all(session.frames(int(stack)) for stack in session.events()["stack"])
-
-
-def test_polls_do_not_fill_the_table() -> None:
-    # GIVEN a small stack table, a stopped session that still exists, and one that records
-    stopped = _core.Session([_core.CPU_DEVICE], 50, 32, BOUND, CONTEXTS["all"])
-    stopped.start()
-    _core.testing.record(ALLOC, 8, 8)
-    stopped.stop()
-    session = _core.Session([_core.CPU_DEVICE], 500, 32, BOUND, CONTEXTS["all"])
-    session.start()
-    old: dict[int, list[tuple[str, str, int]]] = {}
-
-    def poll() -> None:
-        pair()
-        if next(calls) % 250 == 0:
-            stack = int(session.events()["stack"][-1])
-            old[stack] = session.frames(stack)
-
-    # WHEN the events are read many times, with new stacks each time
-    calls = itertools.count()
-    run = many_stacks(poll)
-    for _ in range(2):
-        run()
-    # THEN no event lost its stack
-    assert session.stats()["stacks"]["dropped"] == 0
-    assert all(session.frames(int(stack)) for stack in session.events()["stack"])
-    # AND a number from an earlier call is refused, or still means the same stack
-    refused = 0
-    for stack, frames in old.items():
-        try:
-            assert session.frames(stack) == frames
-        except IndexError:
-            refused += 1
-    assert 0 < refused < len(old)

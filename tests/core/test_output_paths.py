@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,31 +107,6 @@ except OSError as error:
     assert len(live_sizes(load(path))) > 1000
 
 
-def test_a_disk_of_64_kilobytes(tmp_path: Path) -> None:
-    # GIVEN a small file system of the test's own, if mounting is permitted
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=64k none {disk} 2>/dev/null") != 0:
-        pytest.skip("may not mount")
-    try:
-        # WHEN a snapshot that does not fit is written
-        with Tracer() as tracer:
-            kept = [torch.empty(1) for _ in range(3000)]
-        with pytest.raises(OSError, match="No space left") as raised:
-            tracer.dump(disk / "snapshot.pickle")
-        # THEN no part of it is left
-        assert raised.value.filename == str(disk / "snapshot.pickle")
-        assert files(disk) == []
-        # AND a snapshot that fits is written
-        kept.clear()
-        tracer.clear()
-        with Tracer(disk / "snapshot.pickle"):
-            torch.empty(1)
-        assert files(disk) == ["snapshot.pickle"]
-    finally:
-        os.system(f"umount {disk}")
-
-
 @pytest.mark.parametrize("output", ["file/x.pickle", "file/deep/x.pickle", "file/d", "file"])
 @pytest.mark.parametrize("place", ["", "/proc", "/sys"])
 def test_a_path_that_cannot_be_written(
@@ -174,20 +148,6 @@ def test_a_directory_removed_while_recording(
     assert raised.value.filename == str(directory / "x.pickle")
     tracer.dump(tmp_path / "y.pickle")
     assert files(tmp_path) == ["runs", "y.pickle"]
-
-
-@pytest.mark.parametrize("rank", ["3", "", "three"])
-def test_layout_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
-    # GIVEN a process with a rank, or without one
-    monkeypatch.setenv("RANK", rank)
-    who = "rank3" if rank == "3" else socket.gethostname()
-    # WHEN the output is a directory that does not exist yet
-    with Tracer(tmp_path / "a" / "b", all_ranks=True):
-        pass
-    # THEN the files have verl's layout
-    name = f"a/b/exit/torch_memory_{who}_pid{os.getpid()}.pickle"
-    assert files(tmp_path) == [name]
-    load(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, MAP, UNMAP = range(7)
-OF_BLOCKS = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
 TYPES = {"u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "i32": np.int32, "f64": np.float64}
 
 Column = np.ndarray[Any, Any]

@@ -3,16 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from page_decoder import page_file
-from shown_pages import GOLDEN, defects, of_file, settled, shown, tab_named
+from shown_pages import defects, settled, shown, tab_named
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.modules import block_modules
 from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
-from pytracer.reading.reader import load
 
 LAYERS = 12
 TIMES, DASH = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
@@ -33,17 +29,6 @@ def model() -> Program:
     program.own(program.alloc(1000, ("model.py", "head", 4)), "parameter", "module", "head.weight")
     program.alloc(500 * 1024, ("data.py", "load", 5))
     return program
-
-
-def test_the_modules_are_those_of_the_analysis() -> None:
-    path = GOLDEN / "snapshot-1.12-cuda.pickle"
-    opened = open_file(load(path))
-    data = opened.devices[0]
-    found = block_modules(opened.snapshot, data.device, data.history)
-    file = page_file(of_file(path).html())
-    modules = [file["modules"][i] for i in file["devices"][0]["blocks"]["module"]]
-    assert modules == np.array(found.paths)[found.path].tolist()
-    assert {"", "0", "1"} == set(modules)
 
 
 @pytest.mark.slow

@@ -28,8 +28,7 @@ from pytracer.page.open_file import open_file, summarised
 from pytracer.page.page import page_of
 from pytracer.page.tables import Packer
 from pytracer.reading.reader import load
-from pytracer.reading.snapshot import Snapshot, has_events
-from pytracer.reading.steps import step_at
+from pytracer.reading.snapshot import Snapshot
 from pytracer.recommendation.recommend import recommend
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))
@@ -153,55 +152,9 @@ def test_random_moments_of_random_traces(name: str, seed: int) -> None:
 
 
 @golden
-def test_the_events_are_those_of_the_trace(path: Path) -> None:
-    snapshot = load(path)
-    for data, file, device in devices_of(snapshot):
-        if not has_events(data.trace):
-            continue
-        events, trace = device["events"], data.trace
-        assert (events["action"] == trace.action).all()
-        assert (events["time_us"] == trace.time_us).all()
-        assert device["has_times"] == snapshot.has_times(data.device)
-        phases = [file["phases"][i] for i in events["phase"].tolist()]
-        assert phases == [snapshot.strings[i] for i in trace.user_metadata.tolist()]
-        for event in range(len(trace)):
-            frames = [
-                (f.filename, f.name, f.line) for f in snapshot.stacks.frames(trace.stack[event])
-            ]
-            assert frames_of(file, int(events["stack"][event])) == frames
-            row, base = int(events["row"][event]), int(device["address_base"], 16)
-            is_block = trace.action[event] in page_decoder.OF_BLOCKS
-            table = device["blocks" if is_block else "others"]
-            address = int(table["address"][row]) + base * (
-                trace.action[event] <= page_decoder.UNMAP
-            )
-            assert address == trace.address[event]
-            size = table["requested_bytes" if is_block else "size_bytes"][row]
-            assert size == trace.size_bytes[event]
-            assert table["stream"][row] == trace.stream[event]
-            pool = file["pools"][table["pool"][row]]
-            older = is_block and table["alloc_event"][row] < 0
-            assert older or pool == snapshot.pools[trace.pool[event]].tolist()
-            assert step_at([tuple(pair) for pair in device["steps"]], event) == step_at(
-                data.boundaries, event
-            )
-
-
-@golden
 def test_the_page_is_smaller_than_the_snapshot(path: Path) -> None:
     page = page_of(open_file(load(path)))
     assert len(page.data[0]) * 4 / 3 < path.stat().st_size
-
-
-def test_the_peak_and_the_out_of_memory_are_marked() -> None:
-    path = next(path for path in GOLDEN if path.stem == "cuda-2.15.0")
-    for data, _, device in devices_of(load(path)):
-        assert data.history.is_known
-        marks = {mark["kind"]: mark["event"] for mark in device["marks"]}
-        allocated = data.history.usage.allocated_bytes
-        assert allocated[marks["peak"] + 1] == allocated.max()
-        assert data.trace.action[marks["oom"]] == 8
-        assert marks["end"] == len(data.trace) - 1
 
 
 def test_a_cut_says_what_is_missing_and_how_to_have_it() -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from page_decoder import page_file, page_json
-from synthetic_snapshots import Program, file_metadata
+from synthetic_snapshots import Program
 from view_command import CUDA, GOLDEN, MIB, OURS, html_of, small, view
 
-import pytracer
 from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.analysis.history import replay
 from pytracer.commands import view as command
@@ -18,40 +17,6 @@ from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 
 # The verdict
-
-
-def test_an_out_of_memory_has_the_answer_of_show(tmp_path: Path) -> None:
-    # GIVEN a file with an out-of-memory
-    assert view(CUDA, "-o", tmp_path / "page.html").exit_code == 0
-    verdict = page_json((tmp_path / "page.html").read_bytes())["verdict"]
-    answer = pytracer.show(CUDA)
-    # THEN the page begins with the verdict of `show`, and has its lines and its commands
-    assert verdict["heading"] == f"{answer.verdict} ({answer.where})"
-    assert [line.partition(": ")[0] for line in verdict["lines"]] == [
-        line.role.capitalize()
-        for line in answer.lines
-        if (not line.is_command or line.role == "do") and line.role != "others"
-    ]
-    assert verdict["commands"] == [line.text for line in answer.lines if line.is_command]
-
-
-def test_a_leak_is_the_first_line() -> None:
-    # GIVEN a program that keeps memory in each step
-    program = Program()
-    program.metadata = file_metadata(current_step=41)
-    steps = []
-    for step in range(1, 41):
-        steps.append((step, len(program.events)))
-        program.free(program.alloc(2000, ("train.py", "work", 1)))
-        program.alloc(100_000, ("train.py", "remember", 7))
-    program.metadata["devices"][0]["steps"] = steps
-    # THEN the page says it, then how much there was
-    verdict = page_json(html_of(program.snapshot()))["verdict"]
-    assert verdict["heading"].startswith("LEAK: ")
-    assert verdict["lines"][0].startswith("From: train.py:7 remember")
-    assert any(line.startswith("Peak: ") for line in verdict["lines"])
-    assert verdict["commands"][0].endswith(" --leaks")
-    assert verdict["is_leak"]
 
 
 # Several files

@@ -180,24 +180,6 @@ os._exit(0)
         assert ("nothing of what it recorded is left" in done.stderr) == (limit < 2**18)
 
 
-def test_descriptors_that_the_program_closes_are_not_used(tmp_path: Path) -> None:
-    # WHEN a program closes all descriptors, and opens files that get the same numbers
-    program = (
-        START
-        + """
-os.closerange(3, 10_000)
-files = [open(f"mine{i}", "w") for i in range(300)]
-for i in range(150_000): torch.empty(i % 100 + 1)
-sizes = {os.stat(f"mine{i}").st_size for i in range(300)}
-print("sizes", sizes)
-tracer.stop()
-"""
-    )
-    done = run(program, cwd=tmp_path)
-    # THEN nothing was written to them
-    assert "sizes {0}" in done.stdout, done.stderr
-
-
 def test_a_truncated_box_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
     # WHEN somebody truncates the file, in a program with a handler of its own or without
     program = """

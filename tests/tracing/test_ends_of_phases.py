@@ -57,25 +57,6 @@ torch.empty(200, dtype=torch.uint8)
     assert window(files["step2"]) == (2, 2, False, None, None)
 
 
-def test_phases_left_in_another_order_and_on_another_thread(tmp_path: Path) -> None:
-    first, second = annotate("first"), annotate("second")
-    with Tracer(tmp_path, device="cpu", steps=[1], discrete=["first", "second"]) as tracer:
-        first.__enter__()
-        torch.empty(100, dtype=BYTE)
-        second.__enter__()
-        torch.empty(200, dtype=BYTE)
-        thread = threading.Thread(target=first.__exit__, args=(None, None, None))
-        thread.start()
-        thread.join()
-        torch.empty(300, dtype=BYTE)
-        second.__exit__(None, None, None)
-        tracer.step()
-    files = read(tmp_path)
-    assert {*files} == {"step1", "step1/first", "step1/second"}
-    assert allocated(files["step1/first"]) == [100, 200]
-    assert allocated(files["step1/second"])[0] == 200
-
-
 def test_a_fork_within_a_phase(tmp_path: Path) -> None:
     program = """
 import os

@@ -2,16 +2,13 @@
 
 import pickle
 import shutil
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from amount import amount
 from processes import run
-from step_files import BYTE, allocated, job, load, names, only, timeless
+from step_files import BYTE, allocated, job, load, names, only
 
 from pytracer import Tracer
 from pytracer.tracing.step_windows import CyclicSchedule
@@ -20,52 +17,6 @@ pytestmark = pytest.mark.usefixtures("empty_log", "no_collector")
 
 
 # --- windows --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_windows_never_mix(tmp_path: Path) -> None:
-    # GIVEN threads that allocate all the time, and a tracer of the entire run
-    count, entries = amount(20, 60), 1_000_000
-    stop = threading.Event()
-
-    def churn(seed: int) -> None:
-        pool: list[torch.Tensor] = []
-        for number in range(1 << 40):
-            if stop.is_set():
-                return
-            if number > 5_000:
-                time.sleep(0.01)  # on a slow machine the ring would overflow otherwise
-            pool.append(torch.empty(64 * (number % 50) + seed, dtype=BYTE))
-            if len(pool) > 20:
-                del pool[number % 20]
-
-    run_tracer = Tracer(device="cpu", trace_alloc_max_entries=entries)
-    windows = Tracer(
-        tmp_path, device="cpu", steps=range(1, count + 1), trace_alloc_max_entries=entries
-    )
-    threads = [threading.Thread(target=churn, args=(seed,)) for seed in (1, 2, 3)]
-    with run_tracer, windows:
-        for thread in threads:
-            thread.start()
-        # WHEN steps end during this time
-        for step in range(1, count + 1):
-            assert windows.current_step == step
-            torch.empty(64 * step, dtype=BYTE)
-            windows.step()
-        stop.set()
-        for thread in threads:
-            thread.join()
-        everything = run_tracer.snapshot()
-    # THEN each event is in exactly one window, in the right order
-    parts = [only(tmp_path / f"step{step}") for step in range(1, count + 1)]
-    events = [event for part in parts for event in timeless(part)]
-    assert len(events) > 1000
-    is_same = timeless(everything)[: len(events)] == events
-    assert is_same  # without a message, because pytest would take minutes to compare the lists
-    # AND each window has only its own step
-    assert [part["pytracer"]["devices"][0]["steps"] for part in parts] == [
-        [[step, 0]] for step in range(1, count + 1)
-    ]
 
 
 def early(size: int) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """What becomes of the program's own handler of the signal for snapshots on demand?"""
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -24,22 +23,6 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(SIGNAL)
     yield
     signal.signal(SIGNAL, before or signal.SIG_DFL)
-
-
-def test_a_handler_that_the_program_has_runs_too(tmp_path: Path) -> None:
-    # GIVEN a program with a handler of its own
-    came: list[int] = []
-    signal.signal(SIGNAL, lambda number, _: came.append(number))
-    with Tracer(tmp_path, device="cpu", dump_signal=SIGNAL):
-        for count in (1, 2):
-            # WHEN the signal comes
-            os.kill(os.getpid(), SIGNAL)
-            # THEN the handler runs, and a snapshot is written
-            wait_until(lambda count=count: len([*tmp_path.glob("demand_*/*")]) == count)
-            wait_until(lambda count=count: len(came) == count)
-    # AND after the tracer, the handler alone remains
-    os.kill(os.getpid(), SIGNAL)
-    wait_until(lambda: len(came) == 3)
 
 
 def test_a_handler_that_the_program_installs_later_is_reported_once(

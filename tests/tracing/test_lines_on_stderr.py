@@ -113,17 +113,6 @@ def test_a_disk_that_is_full(
     assert "set PYTRACER_OUTPUT to another disk" in text
 
 
-def test_a_file_that_could_not_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    # GIVEN a disabled logger, and a folder that another program removes
-    disabled()
-    with pytracer.Tracer("folder/run.pickle", device="cpu"):
-        torch.empty(1000)
-        Path("folder").rmdir()
-        Path("folder").touch()
-    # THEN the line on stderr says so
-    assert capsys.readouterr().err.count("run.pickle was not written: ") == 1
-
-
 def test_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     # GIVEN a bar of tqdm on stderr
     tools.packages("tqdm")

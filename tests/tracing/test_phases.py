@@ -6,7 +6,7 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -102,32 +102,6 @@ def test_a_decorated_function_recursive_and_on_two_threads() -> None:
     assert (phase_of(2000, tracer), phase_of(2002, tracer)) == ({"role"}, {""})
 
 
-def test_threads_have_their_own_phase_and_others_get_none() -> None:
-    # GIVEN two threads in different phases at the same time
-    entered, allocated = threading.Barrier(3), threading.Barrier(3)
-
-    def run(name: str, size: int) -> Callable[[], None]:
-        def body() -> None:
-            with annotate(name):
-                entered.wait()
-                torch.empty(size, dtype=torch.uint8)
-                allocated.wait()
-
-        return body
-
-    with Tracer(device="cpu") as tracer:
-        threads = [threading.Thread(target=run(f"role {i}", 3000 + i)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        entered.wait()
-        torch.empty(3002, dtype=torch.uint8)
-        allocated.wait()
-        for thread in threads:
-            thread.join()
-    assert [phase_of(3000 + i, tracer) for i in range(2)] == [{"role 0"}, {"role 1"}]
-    assert phase_of(3002, tracer) == {""}
-
-
 def test_the_function_s_result_and_error_pass() -> None:
     @annotate("phase")
     def work(fail: bool) -> int:
@@ -138,38 +112,6 @@ def test_the_function_s_result_and_error_pass() -> None:
     assert work(False) == 7
     with pytest.raises(KeyError, match="no"):
         work(True)
-
-
-def test_the_phase_of_a_thread_that_ended_is_over() -> None:
-    # GIVEN a thread that ended while its generator was suspended within a phase
-    def suspended() -> Generator[None, None, None]:
-        with annotate("dead"):
-            yield
-
-    generator = suspended()
-    with Tracer(device="cpu") as tracer:
-        ends = threading.Thread(target=next, args=(generator,))
-        ends.start()
-        ends.join()
-        # join() returns a little before the thread ends.
-        while Path(f"/proc/self/task/{ends.native_id}").exists():
-            time.sleep(0.001)
-        torch.empty(4000, dtype=torch.uint8)
-
-        # WHEN another thread, which may reuse the ended thread's slot, enters and leaves a phase
-        def run() -> None:
-            with annotate("own"):
-                torch.empty(4001, dtype=torch.uint8)
-            torch.empty(4002, dtype=torch.uint8)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        generator.close()
-        torch.empty(4003, dtype=torch.uint8)
-    # THEN no event is in the ended thread's phase
-    found = [phase_of(size, tracer) for size in range(4000, 4004)]
-    assert found == [{""}, {"own"}, {""}, {""}]
 
 
 def test_one_object_on_several_threads() -> None:
@@ -195,17 +137,6 @@ def test_one_object_on_several_threads() -> None:
     # THEN each thread leaves its own phase
     found = [phase_of(size, tracer) for size in range(5000, 5003)]
     assert found == [{"shared"}, {""}, {"first"}]
-
-
-def test_one_object_entered_on_one_thread_and_left_on_another() -> None:
-    phase = annotate("phase")
-    with Tracer(device="cpu") as tracer:
-        phase.__enter__()
-        leaves = threading.Thread(target=phase.__exit__, args=(None, None, None))
-        leaves.start()
-        leaves.join()
-        torch.empty(5100, dtype=torch.uint8)
-    assert phase_of(5100, tracer) == {""}
 
 
 def test_coroutine_functions_are_in_their_phase_while_they_run() -> None:
@@ -401,3 +332,14 @@ with pytracer.Tracer("x.pickle", device="cpu") as tracer:
         e for e in snapshot["device_traces"][0] if (e["action"], e["size"]) == ("alloc", 77)
     )
     assert event["user_metadata"] == "iteration 5"
+
+
+def test_one_object_entered_on_one_thread_and_left_on_another() -> None:
+    phase = annotate("phase")
+    with Tracer(device="cpu") as tracer:
+        phase.__enter__()
+        leaves = threading.Thread(target=phase.__exit__, args=(None, None, None))
+        leaves.start()
+        leaves.join()
+        torch.empty(5100, dtype=torch.uint8)
+    assert phase_of(5100, tracer) == {""}

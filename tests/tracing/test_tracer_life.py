@@ -1,7 +1,6 @@
 """What does a tracer record and keep when it starts, stops, starts again, and is dropped?"""
 
 import pickle
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -10,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 import viewers
-from contexts import with_context
-from core_events import chain
-from cpu_events import BYTE, block, blocks_of, counts, events_of, run_together
+from cpu_events import BYTE, block, blocks_of
 from garbage import no_collection
 from processes import run
 
@@ -42,75 +39,6 @@ def test_an_exception_in_the_body(tmp_path: Path, error: BaseException) -> None:
     assert blocks_of(pickle.loads(path.read_bytes())).keys() == {block(kept[0])}
 
 
-def test_nested_tracers() -> None:
-    # GIVEN nested tracers of different depth and context
-    with Tracer(stack_depth=2) as outer:
-        early = torch.empty(100)
-        with (
-            with_context(Tracer(trace_alloc_max_entries=2), None) as inner,
-            Tracer(stack_depth=30) as deepest,
-        ):
-            middle = [torch.empty(n) for n in (200, 300, 400)]
-        late = torch.empty(500)
-    # THEN each tracer has the events of its own time, with its own bound, depth and context
-    expected = [block(tensor) for tensor in (early, *middle, late)]
-    assert [event.block for event in events_of(outer)] == expected
-    assert {len(event.frames) for event in events_of(outer)} == {2}
-    assert [event.block for event in events_of(inner)] == expected[2:4]
-    assert {len(event.frames) for event in events_of(inner)} == {0}
-    assert {len(event.frames) for event in events_of(deepest)} == {30}
-    assert counts(inner)["overwritten"] == 1
-    # AND each has the blocks alive at its own end
-    assert blocks_of(outer.snapshot()).keys() == set(expected)
-    assert blocks_of(inner.snapshot()).keys() == set(expected[:4])
-    assert {len(frames) for frames in blocks_of(outer.snapshot()).values()} == {2}
-    assert {len(frames) for frames in blocks_of(inner.snapshot()).values()} == {0}
-
-
-def test_concurrent_tracers() -> None:
-    # GIVEN threads that use a tracer at the same time, again and again
-    barrier = threading.Barrier(4, timeout=600)
-    problems: list[object] = []
-
-    def work(number: int) -> None:
-        for turn in range(30):
-            barrier.wait()
-            with Tracer(trace_alloc_max_entries=1000 + number) as tracer:
-                mine = [torch.empty(64 * n + number + 1, dtype=BYTE) for n in range(turn)]
-                expected = [("alloc", block(tensor)) for tensor in mine]
-                expected += [("free_completed", where) for _, where in expected]
-                while mine:
-                    del mine[0]
-            own = [e for e in events_of(tracer) if e.size % 64 == number + 1]
-            if [(event.action, event.block) for event in own] != expected:
-                problems.append((number, turn, own, expected))
-            viewers.check_snapshot(tracer.snapshot())
-
-    run_together([lambda number=number: work(number) for number in range(4)])
-    # THEN each tracer recorded its own thread's events
-    assert problems == []
-
-
-def test_a_tracer_started_again() -> None:
-    # GIVEN a tracer that has stopped while some of its blocks were alive
-    tracer = Tracer().start()
-    kept, dropped = torch.empty(100), torch.empty(200)
-    tracer.stop()
-    stopped = blocks_of(tracer.snapshot()).keys()
-    assert stopped == {block(kept), block(dropped)}
-    # WHEN one of the blocks is freed after the stop, and the tracer starts again
-    del dropped
-    tracer.start()
-    new = torch.empty(300)
-    expected = block(new)
-    del kept
-    tracer.stop()
-    # THEN the tracer has only the events of the new recording
-    assert [event.block for event in events_of(tracer)] == [expected]
-    assert blocks_of(tracer.snapshot()).keys() == {expected}
-    assert counts(tracer)["unknown_frees"] == 1
-
-
 @pytest.mark.parametrize("output", ["out", "x.pickle"])
 def test_recordings_of_one_output_have_a_file_each(tmp_path: Path, output: str) -> None:
     # GIVEN a tracer that is used twice, and another tracer with the same output
@@ -126,44 +54,6 @@ def test_recordings_of_one_output_have_a_file_each(tmp_path: Path, output: str) 
     if output == "x.pickle":
         assert [path.name for path in paths] == ["x.pickle", "x_2.pickle", "x_3.pickle"]
         assert sizes == [1000, 1001, 1002]
-
-
-def test_a_restarted_tracer_has_the_blocks_that_another_recorded() -> None:
-    # GIVEN two tracers that record
-    with Tracer() as second:
-        tracer = Tracer().start()
-        kept, dropped = torch.empty(100), torch.empty(200)
-        tracer.stop()
-        # WHEN one of them pauses, and blocks are freed and allocated while only the other records
-        del dropped
-        new = torch.empty(300)
-        tracer.start()
-        tracer.stop()
-    # THEN the paused tracer has the live blocks after its restart, and no events
-    assert events_of(tracer) == []
-    assert blocks_of(tracer.snapshot()).keys() == {block(kept), block(new)}
-    assert len(events_of(second)) == 4
-
-
-def test_clear() -> None:
-    # GIVEN two tracers with events; the ring of one has lapped
-    with Tracer() as second, Tracer(trace_alloc_max_entries=2) as tracer:
-        kept, allocated = torch.empty(100), chain(sys._getframe())
-        for _ in range(3):
-            torch.empty(200)
-        # WHEN one is cleared
-        tracer.clear()
-        # THEN its events and counts are cleared; live blocks and the other tracer's events are kept
-        assert events_of(tracer) == []
-        assert (counts(tracer)["recorded"], counts(tracer)["overwritten"]) == (0, 0)
-        assert blocks_of(tracer.snapshot()) == {block(kept): allocated[:32]}
-        assert len(events_of(second)) == 7
-        # AND the recording continues
-        where = block(kept)
-        del kept
-    assert [(event.action, event.block) for event in events_of(tracer)] == [
-        ("free_completed", where)
-    ]
 
 
 def test_a_tracer_that_never_started(tmp_path: Path) -> None:

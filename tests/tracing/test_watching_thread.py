@@ -36,92 +36,6 @@ def test_there_is_no_thread_without_need(tmp_path: Path, handler: list[int]) -> 
         assert threads() == []
 
 
-def test_tracers_that_come_and_go_on_many_threads(tmp_path: Path) -> None:
-    # GIVEN threads that start and stop tracers, and signals all the time
-    over = threading.Event()
-    ignored = signal.signal(SIGNAL, signal.SIG_IGN)
-
-    def trace(number: int) -> None:
-        for turn in range(20):
-            output = tmp_path / f"{number}-{turn}.pickle"
-            with Tracer(output, device="cpu", dump_signal=SIGNAL, keep_last=1):
-                time.sleep(0.002)
-
-    def demand() -> None:
-        while not over.is_set():
-            send()
-            time.sleep(0.001)
-
-    workers = [threading.Thread(target=trace, args=(number,)) for number in range(4)]
-    sender = threading.Thread(target=demand)
-    # WHEN all threads have run
-    for thread in [sender, *workers]:
-        thread.start()
-    for thread in workers:
-        thread.join()
-    over.set()
-    sender.join()
-    # THEN no thread is left, and all files are complete
-    assert threads() == []
-    assert action() == signal.SIG_IGN
-    signal.signal(SIGNAL, ignored)
-    assert len([path for path in tmp_path.glob("[!.]*") if "demand" not in path.name]) == 80
-    for path in tmp_path.glob("[!.]*"):
-        pickle.loads(path.read_bytes())
-
-
-@pytest.mark.slow
-def test_forked_children(tmp_path: Path) -> None:
-    # GIVEN a traced program that forks
-    program = """
-import os, pathlib, signal, sys, time
-import torch
-from pytracer import Tracer
-
-def wait_for(pattern):
-    deadline = time.monotonic() + 300
-    while not list(pathlib.Path().glob(pattern)):
-        assert time.monotonic() < deadline, pattern
-        time.sleep(0.01)
-
-def fork(work):
-    child = os.fork()
-    if child == 0:
-        work()
-        sys.exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-def send():
-    os.kill(os.getpid(), signal.SIGUSR2)
-
-def untraced():
-    # WHEN the signal comes to an untraced child, THEN the child continues
-    for _ in range(10):
-        send()
-    tracer.stop()
-    send()
-
-def traced():
-    # WHEN the child has its own tracer, THEN this tracer writes
-    with Tracer("child.pickle", device="cpu", dump_signal="USR2"):
-        send()
-        wait_for("child.demand-*")
-
-with Tracer("parent.pickle", device="cpu", dump_signal="USR2") as tracer:
-    fork(untraced)
-    fork(traced)
-    time.sleep(0.3)
-    # THEN the parent has written no snapshot, and still watches the signal
-    assert not list(pathlib.Path().glob("parent.demand-*"))
-    send()
-    wait_for("parent.demand-*")
-"""
-    done = run(program, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    names = sorted(path.name.split("-")[0] for path in tmp_path.glob("*.pickle"))
-    assert names == ["child.demand", "child.pickle", "parent.demand", "parent.pickle"]
-
-
 @pytest.mark.parametrize(("end", "status"), [("return", 0), ("sys.exit(3)", 3), ("1 / 0", 0)])
 def test_a_forked_child_that_returns_to_the_watching_thread(
     tmp_path: Path, end: str, status: int
@@ -183,6 +97,92 @@ print("after", os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
     done = run(program, cwd=tmp_path)
     assert done.stdout == "uploaded\nafter 1\n", done.stderr
     assert done.stderr == "no space there\n"
+
+
+@pytest.mark.slow
+def test_forked_children(tmp_path: Path) -> None:
+    # GIVEN a traced program that forks
+    program = """
+import os, pathlib, signal, sys, time
+import torch
+from pytracer import Tracer
+
+def wait_for(pattern):
+    deadline = time.monotonic() + 300
+    while not list(pathlib.Path().glob(pattern)):
+        assert time.monotonic() < deadline, pattern
+        time.sleep(0.01)
+
+def fork(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def send():
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+def untraced():
+    # WHEN the signal comes to an untraced child, THEN the child continues
+    for _ in range(10):
+        send()
+    tracer.stop()
+    send()
+
+def traced():
+    # WHEN the child has its own tracer, THEN this tracer writes
+    with Tracer("child.pickle", device="cpu", dump_signal="USR2"):
+        send()
+        wait_for("child.demand-*")
+
+with Tracer("parent.pickle", device="cpu", dump_signal="USR2") as tracer:
+    fork(untraced)
+    fork(traced)
+    time.sleep(0.3)
+    # THEN the parent has written no snapshot, and still watches the signal
+    assert not list(pathlib.Path().glob("parent.demand-*"))
+    send()
+    wait_for("parent.demand-*")
+"""
+    done = run(program, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = sorted(path.name.split("-")[0] for path in tmp_path.glob("*.pickle"))
+    assert names == ["child.demand", "child.pickle", "parent.demand", "parent.pickle"]
+
+
+def test_tracers_that_come_and_go_on_many_threads(tmp_path: Path) -> None:
+    # GIVEN threads that start and stop tracers, and signals all the time
+    over = threading.Event()
+    ignored = signal.signal(SIGNAL, signal.SIG_IGN)
+
+    def trace(number: int) -> None:
+        for turn in range(20):
+            output = tmp_path / f"{number}-{turn}.pickle"
+            with Tracer(output, device="cpu", dump_signal=SIGNAL, keep_last=1):
+                time.sleep(0.002)
+
+    def demand() -> None:
+        while not over.is_set():
+            send()
+            time.sleep(0.001)
+
+    workers = [threading.Thread(target=trace, args=(number,)) for number in range(4)]
+    sender = threading.Thread(target=demand)
+    # WHEN all threads have run
+    for thread in [sender, *workers]:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    over.set()
+    sender.join()
+    # THEN no thread is left, and all files are complete
+    assert threads() == []
+    assert action() == signal.SIG_IGN
+    signal.signal(SIGNAL, ignored)
+    assert len([path for path in tmp_path.glob("[!.]*") if "demand" not in path.name]) == 80
+    for path in tmp_path.glob("[!.]*"):
+        pickle.loads(path.read_bytes())
 
 
 @pytest.mark.slow

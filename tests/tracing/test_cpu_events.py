@@ -12,6 +12,7 @@ import viewers
 from contexts import with_context
 from core_events import Frames, chain
 from cpu_events import BYTE, Event, block, blocks_of, counts, events_of, frames_of
+from torch import Tensor
 
 from pytracer import Tracer
 from pytracer.analysis.history import replay
@@ -158,3 +159,15 @@ def test_a_free_tells_of_an_allocation_that_the_file_lacks(context: str | None) 
     assert (blocks.alloc_event[row], blocks.birth_step[row]) == (-1, 2)
     if frames:
         assert loaded.stacks.frames(blocks.stack[row])[0].line == frames[0]["line"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 200])
+def test_stack_depth(depth: int) -> None:
+    def down(levels: int) -> tuple[Tensor, Frames]:
+        return down(levels - 1) if levels else (torch.empty(100), chain(sys._getframe()))
+
+    with Tracer(stack_depth=depth) as tracer:
+        _, frames = kept = down(60)
+    assert events_of(tracer)[0].frames == frames[:depth]
+    assert blocks_of(tracer.snapshot())[block(kept[0])] == frames[:depth]
+    assert tracer.stats()["stacks"]["truncated"] == (len(frames) > depth)

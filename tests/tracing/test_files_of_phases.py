@@ -1,5 +1,7 @@
 """Which events are in the file of a phase, in steps and next to other tracers?"""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,35 @@ def test_a_file_of_one_name(tmp_path: Path) -> None:
         "x.step2.rollout.pickle",
         "x.step2.rollout_2.pickle",
     ]
+
+
+def test_two_roles_in_two_threads(tmp_path: Path) -> None:
+    # GIVEN two roles that run in two threads at the same time
+    rounds, sizes = 200, {"actor": 64, "critic": 4096}
+    begin = threading.Barrier(2)
+
+    def role(name: str) -> Callable[[], None]:
+        def body() -> None:
+            begin.wait()
+            with annotate(name):
+                kept = [torch.empty(sizes[name], dtype=BYTE) for _ in range(rounds)]
+                with annotate("forward"):
+                    kept.clear()
+
+        return body
+
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
+        threads = [threading.Thread(target=role(name)) for name in sizes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tracer.step()
+    # THEN each file has all events of its role, and no others
+    files = read(tmp_path)
+    own = trace(files["step1"])
+    for name, size in sizes.items():
+        events = trace(files[f"step1/{name}"])
+        assert {event["size"] for event in events} == {size}
+        assert [event for event in own if event["size"] == size] == events
+        assert len(allocated(files[f"step1/{name}"])) == rounds

@@ -332,3 +332,14 @@ with pytracer.Tracer("x.pickle", device="cpu") as tracer:
         e for e in snapshot["device_traces"][0] if (e["action"], e["size"]) == ("alloc", 77)
     )
     assert event["user_metadata"] == "iteration 5"
+
+
+def test_one_object_entered_on_one_thread_and_left_on_another() -> None:
+    phase = annotate("phase")
+    with Tracer(device="cpu") as tracer:
+        phase.__enter__()
+        leaves = threading.Thread(target=phase.__exit__, args=(None, None, None))
+        leaves.start()
+        leaves.join()
+        torch.empty(5100, dtype=torch.uint8)
+    assert phase_of(5100, tracer) == {""}

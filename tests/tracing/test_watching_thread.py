@@ -1,10 +1,19 @@
 """When is there a thread that watches for demands, and what becomes of it in a fork?"""
 
+import contextlib
+import pickle
+import re
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from demands import SIGNAL, send, threads
-from processes import run
+from amount import amount
+from demands import SIGNAL, action, on_demand_files, send, threads
+from files_left import load
+from processes import run, start, without_end_line
 
 from pytracer import Tracer
 
@@ -140,3 +149,77 @@ with Tracer("parent.pickle", device="cpu", dump_signal="USR2") as tracer:
     assert (done.returncode, done.stderr) == (0, "")
     names = sorted(path.name.split("-")[0] for path in tmp_path.glob("*.pickle"))
     assert names == ["child.demand", "child.pickle", "parent.demand", "parent.pickle"]
+
+
+def test_tracers_that_come_and_go_on_many_threads(tmp_path: Path) -> None:
+    # GIVEN threads that start and stop tracers, and signals all the time
+    over = threading.Event()
+    ignored = signal.signal(SIGNAL, signal.SIG_IGN)
+
+    def trace(number: int) -> None:
+        for turn in range(20):
+            output = tmp_path / f"{number}-{turn}.pickle"
+            with Tracer(output, device="cpu", dump_signal=SIGNAL, keep_last=1):
+                time.sleep(0.002)
+
+    def demand() -> None:
+        while not over.is_set():
+            send()
+            time.sleep(0.001)
+
+    workers = [threading.Thread(target=trace, args=(number,)) for number in range(4)]
+    sender = threading.Thread(target=demand)
+    # WHEN all threads have run
+    for thread in [sender, *workers]:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    over.set()
+    sender.join()
+    # THEN no thread is left, and all files are complete
+    assert threads() == []
+    assert action() == signal.SIG_IGN
+    signal.signal(SIGNAL, ignored)
+    assert len([path for path in tmp_path.glob("[!.]*") if "demand" not in path.name]) == 80
+    for path in tmp_path.glob("[!.]*"):
+        pickle.loads(path.read_bytes())
+
+
+@pytest.mark.slow
+def test_signals_while_the_process_ends(tmp_path: Path) -> None:
+    # GIVEN a program that ignores the signal outside of the recording, and does not stop its tracer
+    program = """
+import atexit, signal
+import torch
+from pytracer import Tracer
+
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+late = Tracer("late.pickle", device="cpu", dump_signal="USR2")
+atexit.register(late.start)  # runs after pytracer's own exit callback
+Tracer("x.pickle", device="cpu", dump_signal="USR2", keep_last=3).start()
+kept = [torch.empty(n + 1) for n in range(2000)]
+print("recording", flush=True)
+input()
+"""
+    for _ in range(amount(2, 5)):
+        with start(program, cwd=tmp_path) as process:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "recording\n"
+            # WHEN it ends while many signals come
+            send(process.pid)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            while process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    send(process.pid)
+                time.sleep(0.0005)
+            assert process.stderr is not None
+            messages = process.stderr.read()
+        # THEN it ends normally, and its live blocks are in the file
+        messages = re.sub(r"pytracer: no snapshots on demand: can't .* thread.*\n", "", messages)
+        assert (process.returncode, without_end_line(messages)) == (0, "")
+        assert len(load(tmp_path / "x.pickle")["segments"]) == 2000
+        (tmp_path / "x.pickle").unlink()
+    for path in on_demand_files(tmp_path):
+        assert sys.getsizeof(load(path))

@@ -189,12 +189,6 @@ def test_the_events_are_those_of_the_trace(path: Path) -> None:
             )
 
 
-@golden
-def test_the_page_is_smaller_than_the_snapshot(path: Path) -> None:
-    page = page_of(open_file(load(path)))
-    assert len(page.data[0]) * 4 / 3 < path.stat().st_size
-
-
 def test_the_peak_and_the_out_of_memory_are_marked() -> None:
     path = next(path for path in GOLDEN if path.stem == "cuda-2.15.0")
     for data, _, device in devices_of(load(path)):

@@ -48,7 +48,6 @@ def _of_python(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.JoinedStr):
             parts = (each.value if isinstance(each, ast.Constant) else "{}" for each in node.values)
             yield node.lineno, "".join(map(str, parts))
-            waiting += (each for each in node.values if isinstance(each, ast.FormattedValue))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):

@@ -1,7 +1,7 @@
 """Pages that Chromium shows, and what a test reads from them."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from browser import Tab
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import open_file, summarised, verdict_of
+from pytracer.page.open_file import OpenFile, open_file, summarised, verdict_of
 from pytracer.page.page import Page, page_of
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
@@ -108,16 +108,19 @@ def rows(tab: Tab, panel: str) -> list[list[str]]:
     return found
 
 
-def page_of_two_files(left_out: Sequence[str] = (), **more: Any) -> Page:
-    first, other = open_file(load(CUDA)), open_file(training())
-    return Page(
-        title="two",
-        verdict=verdict_of(first.file),
-        files=[summarised(first), summarised(other)],
-        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
-        left_out=left_out,
-        **more,
-    )
+def page_of_files(*files: OpenFile, **more: Any) -> Page:
+    content: dict[str, Any] = {
+        "title": "two",
+        "verdict": verdict_of(files[0].file),
+        "files": [summarised(file) for file in files],
+        "data": {i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate(files)},
+        "left_out": [],
+    }
+    return Page(**content | more)
+
+
+def page_of_two_files(**more: Any) -> Page:
+    return page_of_files(open_file(load(CUDA)), open_file(training()), **more)
 
 
 def settled(tab: Tab) -> None:

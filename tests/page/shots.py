@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import browser
-from shown_pages import GOLDEN, of_file, settled, shown, tab_named, training
+from shown_pages import GOLDEN, of_file, page_of_files, settled, shown, tab_named, training
 from test_difference_of_pages import run
 
 from pytracer.page.difference import difference_of
-from pytracer.page.file_data import file_data
 from pytracer.page.open_file import compared, open_file, summarised, verdict_of
 from pytracer.page.page import Page, page_of
 
@@ -31,17 +30,8 @@ def pages() -> Iterator[tuple[str, Page]]:
     yield "leak", page_of(open_file(training()))
     files = [run(more_from=11), run()]
     summaries, difference = [summarised(file) for file in files], difference_of(*files)
-    yield (
-        "two files",
-        Page(
-            title="two files",
-            verdict=compared(verdict_of(files[0].file), summaries, difference),
-            files=summaries,
-            data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate(files)},
-            left_out=[],
-            difference=difference,
-        ),
-    )
+    verdict = compared(verdict_of(files[0].file), summaries, difference)
+    yield "two files", page_of_files(*files, verdict=verdict, difference=difference)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from shown_pages import (
     TABS,
     defects,
     of_file,
+    page_of_files,
     page_of_two_files,
     settled,
     shown,
@@ -23,9 +24,8 @@ from shown_pages import (
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.page.difference import difference_of
-from pytracer.page.file_data import file_data
-from pytracer.page.open_file import open_file, summarised, verdict_of
-from pytracer.page.page import Page, page_of
+from pytracer.page.open_file import open_file
+from pytracer.page.page import page_of
 from pytracer.reading.reader import load
 
 pytestmark = pytest.mark.slow
@@ -54,16 +54,9 @@ def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / f"{names[0].replace('/', '')}.pickle"
     program.write(path)
     first, other = open_file(load(path)), open_file(training())
-    page = Page(
-        title=names[1],
-        verdict=verdict_of(first.file),
-        files=[summarised(first), summarised(other)],
-        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
-        left_out=names,
-        difference=difference_of(first, other),
-    )
+    more = {"title": names[1], "left_out": names, "difference": difference_of(first, other)}
     # WHEN all views are shown, by each colouring
-    with shown(chromium, tmp_path, page) as tab:
+    with shown(chromium, tmp_path, page_of_files(first, other, **more)) as tab:
         for colour in ("category", "site", "phase", "step", "age"):
             tab.run("colour => window.pytracerSelection.update({colour, block: 0})", colour)
             settled(tab)

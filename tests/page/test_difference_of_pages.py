@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shown_pages import GOLDEN, MIB, settled, shown
+from shown_pages import GOLDEN, MIB, page_of_files, settled, shown
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.page.difference import difference_of
-from pytracer.page.file_data import file_data
-from pytracer.page.open_file import OpenFile, open_file, summarised, verdict_of
-from pytracer.page.page import Page
+from pytracer.page.open_file import OpenFile, open_file
 from pytracer.reading.reader import load
 from pytracer.text import size
 
@@ -61,21 +59,10 @@ def test_without_steps_the_curves_are_of_all_events() -> None:
     assert curves["largest"]["where"].endswith("% of the events")
 
 
-def page_of_difference(*files: OpenFile) -> Page:
-    return Page(
-        title="two",
-        verdict=verdict_of(files[0].file),
-        files=[summarised(file) for file in files],
-        data={i: file_data(file.snapshot, file.devices, 10**6)[0] for i, file in enumerate(files)},
-        left_out=[],
-        difference=difference_of(*files),
-    )
-
-
 @pytest.mark.slow
 def test_the_page_shows_the_difference(chromium: Any, tmp_path: Path) -> None:
     files = [run(more_from=11), run()]
-    page = page_of_difference(*files)
+    page = page_of_files(*files, difference=difference_of(*files))
     with shown(chromium, tmp_path, page) as tab:
         settled(tab)
         # THEN one picture has both curves, and what lies between them is in the right half
@@ -101,7 +88,7 @@ def test_the_page_shows_the_difference(chromium: Any, tmp_path: Path) -> None:
 def test_the_page_names_the_modules_that_grew(chromium: Any, tmp_path: Path) -> None:
     files = [open_file(load(GOLDEN / f"snapshot-{n}-cuda.pickle")) for n in ("1.12", "1.7")]
     (device,) = compare_snapshots(files[1].snapshot, files[0].snapshot).devices[:1]
-    with shown(chromium, tmp_path, page_of_difference(*files)) as tab:
+    with shown(chromium, tmp_path, page_of_files(*files, difference=difference_of(*files))) as tab:
         settled(tab)
         # THEN the second table has the modules that changed, as the analysis has them
         found = tab.page.locator("#difference table").nth(1).locator("tbody tr").all_inner_texts()

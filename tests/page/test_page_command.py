@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from page_decoder import page_file, page_json
-from view_command import CUDA, OURS, view
+from view_command import OURS, view
 
 import pytracer
 from pytracer.errors import PytracerError
-from pytracer.page import page as page_module
 
 
 def test_the_page_is_next_to_the_snapshot(tmp_path: Path) -> None:
@@ -40,31 +39,6 @@ def test_a_file_that_is_no_page_is_not_overwritten(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert f"{path} exists and is not a page of pytracer: give another name" in result.stderr
         assert path.read_text() == text
-
-
-def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
-    result = view(OURS, "-o", tmp_path / "no" / "page.html")
-    assert result.exit_code == 1
-    assert re.search(r"Error: cannot write \S+/no/page\.html: No such file", result.stderr)
-
-
-def test_a_failure_leaves_the_earlier_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a page, and a disk that is full
-    path = tmp_path / "page.html"
-    assert view(OURS, "-o", path).exit_code == 0
-    before = path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pytracer.atomic_file.os.fsync", full)
-    # WHEN another page is written there
-    result = view(CUDA, "-o", path)
-    # THEN the first one is still there, and nothing else
-    assert result.exit_code == 1
-    assert "No space left on device" in result.stderr
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_the_browser_opens_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +81,3 @@ def test_the_page_of_a_running_tracer(tmp_path: Path) -> None:
             with pytest.raises(PytracerError, match=rf"max_events is {count}: give at least 1"):
                 tracer.view(max_events=count)
     assert view(OURS, "--max-events", 0).exit_code == 2
-
-
-def test_the_template_has_one_place_for_the_data() -> None:
-    # The wheel has what is in the package's folder (pyproject.toml).
-    template = Path(page_module.__file__).with_name("template.html")
-    assert template.read_bytes().count(b"<!-- pytracer:data -->") == 1

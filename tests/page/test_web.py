@@ -34,13 +34,3 @@ def test_the_logic_of_the_views(web: Path) -> None:
     output = run(web, "npm", "run", "--silent", "test")
     assert "# fail 0" in output
     assert "# pass 0" not in output
-
-
-def test_the_template_needs_no_network() -> None:
-    # GIVEN the page without the licence's text
-    html = TEMPLATE.read_text()
-    # THEN it names no other file
-    assert "<script src" not in html
-    assert "@import" not in html
-    assert "Content-Security-Policy" in html
-    assert "default-src 'none'" in html

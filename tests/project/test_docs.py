@@ -56,8 +56,7 @@ def test_sentences_are_short_and_plain(page: Path) -> None:
 
 
 def test_texts_of_the_program_are_short_and_plain() -> None:
-    wrong = [(place, each) for place, text in texts() for each in sentences(text) if problem(each)]
-    assert wrong == []
+    assert not [(place, s) for place, text in texts() for s in sentences(text) if problem(s)]
 
 
 def test_every_page_can_be_reached() -> None:

@@ -376,12 +376,10 @@ def half_a_batch_in_except() -> None:
 
     def train(batch: int) -> None:
         try:
-            update(optimizer, forward(batch))
+            return update(optimizer, forward(batch))
         except torch.OutOfMemoryError:
             if not FIXED:
-                return train(batch // 2)
-        else:
-            return None
+                return train(batch // 2) if batch > 64 else None
         return train(batch // 2)
 
     for _ in range(5):

@@ -9,6 +9,7 @@ from corpus.truth import HEALTHY, LEAK, UNKNOWN, Program
 
 from pytracer.analysis import explain
 from pytracer.analysis.answer import Answer
+from pytracer.analysis.answer_of_files import importance
 from pytracer.analysis.answer_words import NO_PROBLEM, answer_of
 from pytracer.analysis.blocks import held_at
 from pytracer.analysis.device_data import device_data
@@ -18,7 +19,7 @@ from pytracer.analysis.oom.reasons import STREAMS, WAITING
 from pytracer.reading import load
 from pytracer.simulator.trials import try_settings
 
-KINDS = {NO_PROBLEM: HEALTHY, "LEAK": LEAK, "CACHED": STREAMS, "FREED": WAITING}
+KINDS = {NO_PROBLEM: HEALTHY, "LEAK": LEAK, "CACHED": STREAMS, "FREED": WAITING, "HOST": "host"}
 """The kind of an answer about a program that did not run out of memory, by its first words."""
 
 
@@ -28,7 +29,7 @@ class Found:
 
     Attributes:
         kind: The kind, in the words of `Program.kinds`.
-        answer: The answer about the first device.
+        answer: The answer about the device that matters.
         leaks: The search for leaks; None if there was none.
         status: The program's exit status.
         text: What the program and pytracer have printed.
@@ -52,7 +53,7 @@ def look(program: Program, device: str, folder: Path, **more: str) -> Found:
     """Run a program in a folder, and ask for the answer."""
     done = program.run(device, folder, **more)
     path = program.recording(folder)
-    explained = explain(load(path), try_settings=try_settings)[0]
+    explained = min(explain(load(path), try_settings=try_settings), key=importance)
     answer = answer_of(explained)
     kinds = [kind for words, kind in KINDS.items() if answer.verdict.startswith(words)]
     kind = explained.verdicts[0].kind if answer.kind == "oom" else (*kinds, UNKNOWN)[0]

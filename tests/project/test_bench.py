@@ -11,7 +11,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 def test_every_script_is_run() -> None:
     # GIVEN the scripts that measure something
     texts = {path.stem: path.read_text() for path in BENCH.glob("*.py")}
-    form = r'__name__(.|\n)*(\["--worker"\]|start\(main)'
+    form = r'__name__(.|\n)*(\["--worker"\]|start\(main)|\ndef measured\('
     scripts = {name for name, text in texts.items() if re.search(form, text)}
     # WHEN the help lists the benchmarks
     done = subprocess.run(

@@ -130,7 +130,7 @@ def _part(trace: Trace, event: int) -> Segment:
 
 def are_small(action: Column, size_bytes: Column) -> Column:
     """Return whether segment events are of segments for blocks of at most 1 MiB: bool."""
-    expands = np.isin(action, (SEGMENT_MAP, SEGMENT_UNMAP))
+    expands = (action == SEGMENT_MAP) | (action == SEGMENT_UNMAP)
     found: Column = np.where(expands, size_bytes % PAGE_BYTES != 0, size_bytes <= UNIT_BYTES)
     return found
 

@@ -117,7 +117,11 @@ def test_a_program_that_does_not_fit(folder: Path, backend: str) -> None:
 
 
 SURVIVOR = """
-    import sys, torch
+    import sys, torch, types
+    # The first optimizer would import torch's compiler, in 2 seconds.
+    torch._dynamo = sys.modules["torch._dynamo"] = types.SimpleNamespace(
+        disable=lambda function, *_, **__: function, graph_break=lambda: None
+    )
     weights = [torch.zeros(4, device=DEVICE, requires_grad=True) for _ in range(2)]
     optimizers = [torch.optim.SGD([each]) for each in weights]
     try:

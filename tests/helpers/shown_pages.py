@@ -123,14 +123,16 @@ def page_of_two_files(**more: Any) -> Page:
     return page_of_files(open_file(load(CUDA)), open_file(training()), **more)
 
 
-def settled(tab: Tab) -> None:
+def settled(tab: Tab, after_ms: int = 400) -> None:
     """Wait until the tables are filtered, the address is written, and all views are drawn.
 
-    The page's own clock decides, which a slow machine delays as it delays the page's timers.
+    The page's own clock decides, which a slow machine delays as it delays the page's timers. What
+    is drawn at once is drawn after no time.
     """
     tab.run(
-        """() => new Promise(done => setTimeout(
-        () => requestAnimationFrame(() => requestAnimationFrame(done)), 400))"""
+        """after => new Promise(done => setTimeout(
+        () => requestAnimationFrame(() => requestAnimationFrame(done)), after))""",
+        after_ms,
     )
 
 

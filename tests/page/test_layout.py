@@ -178,7 +178,7 @@ def test_no_label_covers_another_one(name: str, each_browser: Any, tmp_path: Pat
                 }""",
                     [share, axis],
                 )
-                settled(tab)
+                settled(tab, 0)
                 found = tab.run(TEXTS)
                 # THEN it has its labels, each inside its picture and none over another one
                 names = " ".join(one["text"] for one in found)

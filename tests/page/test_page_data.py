@@ -43,8 +43,21 @@ def devices_of(
     file = page_file(page_of(opened, most_events).html())
     shown = {device["name"]: device for device in file["devices"]}
     assert len(shown) == len(file["devices"])
+    check_frames(snapshot, file)
     names = [explanation.name for explanation in opened.file.devices]
     return [(data, file, shown[name]) for data, name in zip(opened.devices, names, strict=True)]
+
+
+def check_frames(snapshot: Snapshot, file: dict[str, Any]) -> None:
+    """Check which frames of the page are called the program's."""
+    stacks, frames = snapshot.stacks, file["frames"]
+    is_program = {
+        (stacks.strings[stacks.filename[i]], int(stacks.line[i])): bool(found)
+        for i, found in enumerate(is_programs(stacks))
+    }
+    for i in range(frames["count"]):
+        place = file["strings"][frames["filename"][i]], int(frames["line"][i])
+        assert frames["is_program"][i] == is_program[place]
 
 
 def check_moment(
@@ -69,18 +82,10 @@ def check_moment(
     )
     assert blocks["size_bytes"][rows].astype(np.int64).tolist() == layout.block_bytes.tolist()
     # The frames of each block
-    stacks = data.snapshot.stacks
-    for row, stack in zip(rows.tolist(), layout.block_stack.tolist(), strict=True):
-        frames = [(f.filename, f.name, f.line) for f in stacks.frames(stack)]
-        assert frames_of(file, int(blocks["stack"][row])) == frames
-    is_program = {
-        (stacks.strings[stacks.filename[i]], int(stacks.line[i])): bool(found)
-        for i, found in enumerate(is_programs(stacks))
-    }
-    frames_in_page = file["frames"]
-    for i in range(frames_in_page["count"]):
-        place = file["strings"][frames_in_page["filename"][i]], int(frames_in_page["line"][i])
-        assert frames_in_page["is_program"][i] == is_program[place]
+    stacks = blocks["stack"][rows].tolist(), layout.block_stack.tolist()
+    for in_page, stack in {*zip(*stacks, strict=True)}:
+        frames = [(f.filename, f.name, f.line) for f in data.snapshot.stacks.frames(stack)]
+        assert frames_of(file, in_page) == frames
     # The call sites: files of one name in two folders look alike
     held: dict[str, int] = {}
     for row in rows.tolist():

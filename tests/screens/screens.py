@@ -51,6 +51,7 @@ SHARED = {
     "load": "commands.show commands.show_answer commands.diff recommendation.recommend",
     "device_data": "analysis.explanation analysis.groups analysis.report analysis.diff.summaries "
     "commands.show_answer page.open_file recommendation.recommend",
+    "explain_device": "commands.show_answer",
     "report_device": "analysis.report analysis.diff.summaries",
     "summarise": "commands.diff",
 }
@@ -171,15 +172,16 @@ def _described(path: Path) -> str:
 
 def _shortened(value: Any, first: int = FIRST) -> Any:
     """Return JSON with the first items of each long list, and a digest of the others."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: _shortened(each) for key, each in value.items()}
-    if not isinstance(value, list):
+    if not isinstance(value, (list, np.ndarray)):
         return value
-    items = [_shortened(each) for each in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iub":
+        items = value.tolist()
+    else:
+        items = [_shortened(each) for each in value]
     if len(items) <= first + 1:
         return items
     rest = hashlib.sha256(json.dumps(items[first:], default=str).encode()).hexdigest()[:12]

@@ -4,7 +4,6 @@
 #include <map>
 #include <mutex>
 #include <random>
-#include <thread>
 
 #include "check.h"
 #include "threads.h"

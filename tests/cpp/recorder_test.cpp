@@ -1,9 +1,7 @@
 #include "record/recorder.h"
 
-#include <chrono>
 #include <ctime>
 #include <map>
-#include <string>
 #include <thread>
 
 #include "check.h"

@@ -7,7 +7,6 @@
 #include <map>
 #include <random>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "check.h"

@@ -1,7 +1,6 @@
 #include "record/stack_table.h"
 
 #include <map>
-#include <thread>
 #include <vector>
 
 #include "check.h"

@@ -1,5 +1,4 @@
 // Tests of windows, steps and phases of sessions, and of the contents of their snapshots.
-#include <atomic>
 #include <string>
 #include <thread>
 #include <utility>

@@ -142,3 +142,14 @@ def test_expandable_segments_are_mapped_and_unmapped():
         done = simulated.counter(done_name) - counted[done_name]
         assert done == simulated.counter(undone_name) - counted[undone_name] > 0
     assert simulated.used_bytes() == before
+
+
+def test_expandable_segments_run_out_of_memory():
+    with expandable_segments():
+        blocks = [empty(100 * MB) for _ in range(4)]
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(120 * MB)
+        assert simulated.used_bytes() == backend.api.memory_reserved() <= CAPACITY
+        del blocks
+        # Cached memory is released for a request that does not fit next to it.
+        assert empty(450 * MB).numel() == 450 * MB

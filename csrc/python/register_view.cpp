@@ -12,9 +12,6 @@
 
 #include "python/registers.h"
 #include "record/recorder.h"
-#include "snapshot/file_sink.h"
-#include "snapshot/memory_sink.h"
-#include "snapshot/pickle_writer.h"
 #include "snapshot/snapshot.h"
 #include "support/python/gil.h"
 #include "support/utf8.h"

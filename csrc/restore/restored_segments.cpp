@@ -1,8 +1,7 @@
-#include "restore/restored_segments.h"
-
-#include <algorithm>
-#include <iterator>
 #include <unordered_map>
+
+#include "restore/restored_view.h"
+#include "view/events.h"
 
 namespace pytracer {
 
@@ -21,14 +20,13 @@ AllocatorState restored_segments(const DeviceView& device) {
   // The latest events of addresses.
   std::unordered_map<uint64_t, Event> allocated, reserved;
   const DeviceLog::Capture& capture = device.capture;
-  Event event;
-  for (uint64_t i = device.first; i < capture.end; ++i) {
-    if (capture.ring->copy(i, i + 1, &event) != i) continue;
+  any_event(device, [&](const Event& event, uint64_t) {
     if (event.action == PYTRACER_ALLOC) allocated[event.address] = event;
     if (event.action == PYTRACER_SEGMENT_ALLOC || event.action == PYTRACER_SEGMENT_MAP) {
       reserved[event.address] = event;
     }
-  }
+    return false;
+  });
   AllocatorState state;
   const auto begin_segment = [&](uint64_t address, uint64_t size, bool is_expandable) {
     pytracer_segment about{};

@@ -1,8 +1,4 @@
-#include "restore/restored_stacks.h"
-
-#include <algorithm>
-#include <utility>
-
+#include "restore/restored_view.h"
 #include "support/utf8.h"
 
 namespace pytracer {

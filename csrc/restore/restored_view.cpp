@@ -1,14 +1,11 @@
 #include "restore/restored_view.h"
 
-#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <set>
 #include <utility>
 
 #include "record/node_types.h"
-#include "restore/restored_segments.h"
-#include "restore/restored_stacks.h"
 #include "session/box_notes.h"
 #include "support/error.h"
 #include "support/utf8.h"

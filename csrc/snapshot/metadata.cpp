@@ -44,28 +44,14 @@ void SnapshotWriter::write_device(const DeviceView& device, const WrittenTrace& 
   out_.dict();
   write_item("index", file_index(device.device));
   write_item("is_cpu", device.is_cpu());
-  if (device.is_host()) {
-    write_item("is_host", true);
-  }
+  if (device.is_host()) write_item("is_host", true);
   write_item("recorded", device.capture.end - device.begin - written.hidden);
   write_item("overwritten", device.overwritten() + written.lost);
   write_item("unknown_frees", device.capture.counts.unknown_frees);
   write_item("live_dropped", device.capture.counts.live_dropped);
   write_item("labels_dropped", device.capture.counts.labels_dropped);
-  out_.string("steps");
-  write_steps(written);
-  write_uses(written);
-  if (!device.is_cpu() && view_.state) {
-    write_item("reserved_bytes", reserved_bytes(device.device));
-    write_statistics(device.device);
-  }
-  const auto extra = extras_.device_items.find(device.device);
-  if (extra != extras_.device_items.end()) out_.raw(extra->second);
-  out_.set_items();
-}
-
-void SnapshotWriter::write_steps(const WrittenTrace& written) {
   uint64_t items = 0;
+  out_.string("steps");
   out_.list();
   for (const auto& [number, first_event] : written.steps) {
     out_.next_item(items);
@@ -75,6 +61,14 @@ void SnapshotWriter::write_steps(const WrittenTrace& written) {
     out_.append_items();
   }
   out_.append_items();
+  write_uses(written);
+  if (!device.is_cpu() && view_.state) {
+    write_item("reserved_bytes", reserved_bytes(device.device));
+    write_statistics(device.device);
+  }
+  const auto extra = extras_.device_items.find(device.device);
+  if (extra != extras_.device_items.end()) out_.raw(extra->second);
+  out_.set_items();
 }
 
 void SnapshotWriter::write_uses(const WrittenTrace& written) {

@@ -8,13 +8,7 @@
 
 namespace pytracer {
 
-namespace {
-
 constexpr uint64_t kNever = UINT64_MAX;
-
-bool is_allocation(const Event& event) { return event.action == PYTRACER_ALLOC; }
-
-}  // namespace
 
 ParameterNames::ParameterNames(const View& view) : view_(view), stacks_(view.stacks), allocated_(view.devices.size()) {
   if (!view.forward_stacks || !view.owners || !view.stacks) return;
@@ -58,26 +52,22 @@ void ParameterNames::find_places() {
 // An allocation over a parameter's place is that of its block, or of an earlier block.
 void ParameterNames::find_since(const DeviceView& device) {
   auto& allocated = allocated_[static_cast<size_t>(&device - view_.devices.data())];
-  std::vector<Event> chunk(std::min(kEventChunk, device.capture.end - device.first));
-  for (uint64_t begin = device.first; begin < device.capture.end; begin += kEventChunk) {
-    const uint64_t end = std::min(begin + kEventChunk, device.capture.end);
-    for (uint64_t at = device.capture.ring->copy(begin, end, chunk.data()); at < end; ++at) {
-      const Event& event = chunk[at - begin];
-      if (is_allocation(event) && parameter(event.stack) != 0) allocated[event.address] = at;
-      if (!is_allocation(event) && !is_free(event)) continue;
-      auto place = std::lower_bound(
-          places_.begin(), places_.end(), std::pair(device.device, event.address),
-          [](const Place& each, const std::pair<int, uint64_t>& wanted) {
-            return std::pair(each.device, each.address) < wanted;
-          });
-      for (; place != places_.end() && place->device == device.device &&
-             place->address - event.address < event.size();
-           ++place) {
-        // A block that the live table lacks is older than the recording, and cannot be freed in it.
-        place->since = place->is_live ? (is_allocation(event) ? at + 1 : place->since) : kNever;
-      }
+  any_event(device, [&](const Event& event, uint64_t at) {
+    const bool is_allocation = event.action == PYTRACER_ALLOC;
+    if (is_allocation && parameter(event.stack) != 0) allocated[event.address] = at;
+    if (!is_allocation && !is_free(event)) return false;
+    auto place = std::lower_bound(
+        places_.begin(), places_.end(), std::pair(device.device, event.address),
+        [](const Place& each, const std::pair<int, uint64_t>& wanted) {
+          return std::pair(each.device, each.address) < wanted;
+        });
+    for (; place != places_.end() && place->device == device.device && place->address - event.address < event.size();
+         ++place) {
+      // A block that the live table lacks is older than the recording, and cannot be freed in it.
+      place->since = place->is_live ? (is_allocation ? at + 1 : place->since) : kNever;
     }
-  }
+    return false;
+  });
 }
 
 const ParameterNames::Place* ParameterNames::place(uint32_t stack, int device) const {

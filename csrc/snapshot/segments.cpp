@@ -4,11 +4,7 @@
 
 namespace pytracer {
 
-namespace {
-
 constexpr uint64_t kSmallSegment = 1 << 20;  // torch's limit between small and large requests
-
-}  // namespace
 
 void SnapshotWriter::write_segments(bool of_host) {
   uint64_t items = 0;

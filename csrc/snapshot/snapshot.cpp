@@ -9,6 +9,36 @@
 
 namespace pytracer {
 
+static bool is_before(const Annotation& a, const Annotation& b) {
+  if (a.time_ns != b.time_ns) return a.time_ns < b.time_ns;
+  if (a.is_end != b.is_end) return a.is_end;
+  return a.is_end ? a.opened > b.opened : a.opened < b.opened;
+}
+
+std::vector<Annotation> annotations(const View& view, int64_t begin_ns) {
+  std::vector<Annotation> result;
+  const auto add = [&](int64_t begin, int64_t end, uint32_t number, bool is_step) {
+    if (begin > view.end) return;
+    const int64_t begin_time = std::max(WallClock::to_wall_ns(*view.clock, begin), begin_ns);
+    const bool has_ended = end <= view.end;
+    const int64_t end_time = has_ended ? WallClock::to_wall_ns(*view.clock, end) : INT64_MAX;
+    if (end_time <= begin_time) return;  // it ended before `begin_ns`, or took no time
+    result.push_back({begin_time, begin, number, is_step, false});
+    if (has_ended) result.push_back({end_time, begin, number, is_step, true});
+  };
+  const size_t steps = view.steps.size();
+  for (size_t i = 0; i < steps && steps > 1; ++i) {
+    const auto& step = view.steps[i];
+    const int64_t end = i + 1 < steps ? view.steps[i + 1].begin : Phases::kOpen;
+    if (step.number != 0) add(step.begin, end, step.number, true);
+  }
+  for (const auto& span : view.phases.all) {
+    if (view.shows(span.phase)) add(span.begin, span.end, span.phase, false);
+  }
+  std::sort(result.begin(), result.end(), is_before);
+  return result;
+}
+
 // Traces are read from the ring in chunks, so that a dump needs 192 KiB for events instead of the
 // ring's size. The ring is copied only if its writer overtakes the dump, or if the dump could not be
 // begun again then.
@@ -78,17 +108,10 @@ void SnapshotWriter::write_allocator_settings() {
     }
     out_.string(setting.key);
     switch (setting.about.kind) {
-      case PYTRACER_BOOLEAN:
-        out_.boolean(setting.about.integer != 0);
-        break;
-      case PYTRACER_INTEGER:
-        out_.integer(setting.about.integer);
-        break;
-      case PYTRACER_REAL:
-        out_.real(setting.about.real);
-        break;
-      default:
-        out_.string(to_utf8(setting.text));
+      case PYTRACER_BOOLEAN: out_.boolean(setting.about.integer != 0); break;
+      case PYTRACER_INTEGER: out_.integer(setting.about.integer); break;
+      case PYTRACER_REAL: out_.real(setting.about.real); break;
+      default: out_.string(to_utf8(setting.text));
     }
   }
   if (!group.empty()) out_.set_items();

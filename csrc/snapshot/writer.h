@@ -11,11 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "snapshot/annotations.h"
 #include "snapshot/parameter_names.h"
-#include "snapshot/pickle_writer.h"
 #include "snapshot/snapshot.h"
-#include "snapshot/stack_writer.h"
 
 namespace pytracer {
 
@@ -82,7 +79,6 @@ class SnapshotWriter {
   // metadata.cpp
   void write_metadata();
   void write_device(const DeviceView& device, const WrittenTrace& written);
-  void write_steps(const WrittenTrace& written);
   void write_uses(const WrittenTrace& written);
   void write_statistics(int device);
   template <class Value>
@@ -141,8 +137,8 @@ class SnapshotWriter {
       category_rule_{"category_rule"}, owner_{"owner"}, owners_{"owners"},
       holder_{"holder"}, allocation_{"allocation"}, birth_step_{"birth_step"};
   Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
-  std::vector<Key> category_names_{kCategoryNames, kCategoryNames + kCategories};
-  std::vector<Key> rule_names_{kRuleNames, kRuleNames + kRules};
+  std::vector<Key> category_names_{kCategoryNames.begin(), kCategoryNames.end()};
+  std::vector<Key> rule_names_{kRuleNames.begin(), kRuleNames.end()};
   std::vector<Key> role_names_{kRoleNames, kRoleNames + kTensorRoles};
 };
 

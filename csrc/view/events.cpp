@@ -22,26 +22,11 @@ EntryActions entry_actions(const Event& event, bool is_cpu) noexcept {
   return {{event.action}, 1};
 }
 
-namespace {
-
-// Calls `is_wanted` with the events of a device that the view shows. Returns whether it was true; then
-// it was not called again.
-template <class Predicate>
-bool any_shown(const View& view, const DeviceView& device, Predicate is_wanted) {
-  Event event;
-  for (uint64_t sequence = device.first; sequence < device.capture.end; ++sequence) {
-    const bool is_held = device.capture.ring->copy(sequence, sequence + 1, &event) == sequence;
-    if (is_held && view.shows(event.phase) && is_wanted(event)) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 bool has_events(const View& view) {
-  const auto is_no_marker = [](const Event& event) { return event.action != PYTRACER_SNAPSHOT; };
   return std::any_of(view.devices.begin(), view.devices.end(), [&](const DeviceView& device) {
-    return any_shown(view, device, is_no_marker);
+    return any_event(device, [&](const Event& event, uint64_t) {
+      return event.action != PYTRACER_SNAPSHOT && view.shows(event.phase);
+    });
   });
 }
 
@@ -49,8 +34,8 @@ uint64_t accelerator_entries(const View& view) {
   uint64_t entries = 0;
   for (const DeviceView& device : view.devices) {
     if (device.is_cpu()) continue;
-    any_shown(view, device, [&](const Event& event) {
-      entries += entry_actions(event, device.is_cpu()).count;
+    any_event(device, [&](const Event& event, uint64_t) {
+      if (view.shows(event.phase)) entries += entry_actions(event, false).count;
       return false;
     });
   }
@@ -58,22 +43,14 @@ uint64_t accelerator_entries(const View& view) {
 }
 
 void keep_last_entries(View& view, uint64_t most) {
-  constexpr uint64_t kChunk = 256;
-  Event chunk[kChunk];
   for (DeviceView& device : view.devices) {
-    uint64_t first = device.capture.end, entries = 0;
-    while (first > device.first && entries <= most) {
-      const uint64_t end = first;
-      const uint64_t begin = end - std::min(kChunk, end - device.first);
-      const uint64_t held = device.capture.ring->copy(begin, end, chunk);
-      while (first > held) {
-        entries += entry_actions(chunk[first - 1 - begin], device.is_cpu()).count;
-        if (entries > most) break;
-        --first;
-      }
-      if (held > begin) break;
+    const std::vector<Event> events = copy_events(device);
+    uint64_t entries = 0;
+    device.first = device.capture.end;
+    for (auto event = events.rbegin(); event != events.rend(); ++event, --device.first) {
+      entries += entry_actions(*event, device.is_cpu()).count;
+      if (entries > most) break;
     }
-    device.first = first;
   }
 }
 

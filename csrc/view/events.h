@@ -11,6 +11,20 @@ namespace pytracer {
 
 constexpr uint64_t kEventChunk = 4096;  // events that a writer reads from the ring at a time: 192 KiB
 
+// Calls `is_wanted` with the events that a device's ring still holds, and their numbers. Returns whether it was
+// true; then it was not called again.
+template <class Predicate>
+bool any_event(const DeviceView& device, const Predicate& is_wanted) {
+  std::vector<Event> chunk(std::min(kEventChunk, device.capture.end - device.first));
+  for (uint64_t begin = device.first; begin < device.capture.end; begin += kEventChunk) {
+    const uint64_t end = std::min(begin + kEventChunk, device.capture.end);
+    for (uint64_t at = device.capture.ring->copy(begin, end, chunk.data()); at < end; ++at) {
+      if (is_wanted(chunk[at - begin], at)) return true;
+    }
+  }
+  return false;
+}
+
 // Copies a device's events. Returns those that were not overwritten meanwhile: a suffix.
 std::vector<Event> copy_events(const DeviceView& device);
 

@@ -11,6 +11,7 @@
 // 5. Constant once made; any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,7 +31,6 @@ enum class Category : uint8_t {
   workspace,
   activation,
 };
-constexpr uint8_t kCategories = 8;
 
 // Why a block has its category.
 enum class Rule : uint8_t {
@@ -43,11 +43,10 @@ enum class Rule : uint8_t {
   cublas,     // a workspace that torch keeps for cuBLAS
   saved_by_node,  // a node of a graph keeps it for its backward pass
 };
-constexpr uint8_t kRules = 8;
 
-inline constexpr const char* kCategoryNames[kCategories] = {
+inline constexpr std::array kCategoryNames{
     "unknown", "parameter", "buffer", "gradient", "optimizer_state", "mixed", "workspace", "activation"};
-inline constexpr const char* kRuleNames[kRules] = {
+inline constexpr std::array kRuleNames{
     "no_owner", "too_new", "module", "optimizer", "grad", "several", "cublas", "saved_by_node"};
 
 struct Owner {

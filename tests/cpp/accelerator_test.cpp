@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "snapshot/annotations.h"
 #include "check.h"
 #include "fake_frame_walk.h"
 #include "memory_bound.h"
@@ -23,7 +22,6 @@
 #include "stack_here.h"
 #include "record/recorder.h"
 #include "record/thread_slot.h"
-#include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
 #include "view/events.h"
 

@@ -14,7 +14,6 @@
 #include "fake_frame_walk.h"
 #include "session/session.h"
 #include "stack_here.h"
-#include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
 #include "view/events.h"
 #include "record/thread_slot.h"

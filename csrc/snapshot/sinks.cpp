@@ -1,4 +1,4 @@
-#include "snapshot/file_sink.h"
+#include "snapshot/sinks.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

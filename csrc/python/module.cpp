@@ -52,9 +52,7 @@ PYBIND11_MODULE(_core, core) {
   core.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
   py::register_exception_translator(&translate_error);
   register_tensors(core);
-  register_owners(core);
   register_view(core);
   register_session(core);
   register_recorder(core);
-  register_testing(core);
 }

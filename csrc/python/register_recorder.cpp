@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -7,6 +8,7 @@
 #include "frames/code_objects.h"
 #include "frames/frame_walk.h"
 #include "python/registers.h"
+#include "record/clock.h"
 #include "record/code_watch.h"
 #include "record/node_types.h"
 #include "record/phases.h"
@@ -53,6 +55,15 @@ void call_when_seen(const py::object& code, const py::object& call) {
       return result != nullptr ? 0 : -1;  // an interrupt of the user
     }, nullptr);
   });
+}
+
+pytracer_event event_of(int device, uint64_t address, uint64_t size) {
+  pytracer_event event{};
+  event.device = static_cast<int16_t>(device);
+  event.address = address;
+  event.size = size;
+  if (device != PYTRACER_CPU_DEVICE) event.ticks = now_ticks();  // an accelerator stamps its events
+  return event;
 }
 
 }  // namespace
@@ -105,13 +116,12 @@ void register_recorder(py::module_& core) {
     // Before the first walk, so that no destruction of a recorded code object is missed.
     watch_code(&Recorder::code_destroyed);
     Recorder::instance().set_walking(true);
-  }, "Records stacks from now on. Only where frame_walk_problem() is None.");
+  });
   core.def("prepare_for_exit", [] {
     GilScopes::close();
     py::gil_scoped_release release;
     Recorder::instance().stop_walking();
-  }, "Waits for calls that are outside the GIL, then ends all walks. Has to be called before thread "
-      "states are freed.");
+  });
   core.def("call_when_seen", &call_when_seen);
   core.def("wake_event", &wake_event);
   core.def("has_wake_event", &has_wake_event);
@@ -127,6 +137,41 @@ void register_recorder(py::module_& core) {
     }
     return numbers;
   });
+  py::module_ testing = core.def_submodule("testing", "Events on demand, for tests and benchmarks.");
+  testing.def("record", [](uint8_t action, uint64_t address, uint64_t size, int device) {
+    if (action >= PYTRACER_ACTION_COUNT) throw Error("no such action");
+    pytracer_event event = event_of(device, address, size);
+    event.action = action;
+    py::gil_scoped_release release;
+    Recorder::record(&event);
+  }, py::arg("action"), py::arg("address"), py::arg("size"), py::arg("device") = -1);
+  testing.def("record_free", [](uint64_t address, uint64_t size, int device) {
+    pytracer_event event = event_of(device, address, size);
+    py::gil_scoped_release release;
+    for (const uint8_t action : {PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED}) {
+      event.action = action;
+      Recorder::record(&event);
+    }
+  }, py::arg("address"), py::arg("size"), py::arg("device"));
+  testing.def("record_pairs", [](uint64_t pairs, uint64_t address, int device) {
+    pytracer_event event = event_of(device, address, 0);
+    py::gil_scoped_release release;
+    const auto start = std::chrono::steady_clock::now();
+    for (uint64_t i = 0; i < pairs; ++i) {
+      event.action = PYTRACER_ALLOC;
+      event.size = 512;
+      Recorder::record(&event);
+      if (device == PYTRACER_CPU_DEVICE) {
+        event.size = 0;  // the CPU allocator does not know the size of a free
+      } else {
+        event.action = PYTRACER_FREE_REQUESTED;
+        Recorder::record(&event);
+      }
+      event.action = PYTRACER_FREE_COMPLETED;
+      Recorder::record(&event);
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }, py::arg("pairs"), py::arg("address"), py::arg("device") = -1);
 }
 
 }  // namespace pytracer

@@ -45,7 +45,7 @@ void translate_error(std::exception_ptr pointer) {
 PYBIND11_MODULE(_core, core) {
   using namespace pytracer;
   core.doc() = "pytracer's recorder. See _core.pyi.";
-  GilScopes::watch_forks();
+  GilScope::watch_forks();
   Registry::instance();  // made now, so that no fork comes in the middle of its construction
   core.attr("CPU_DEVICE") = PYTRACER_CPU_DEVICE;
   core.attr("HOST_DEVICE") = PYTRACER_HOST_DEVICE;

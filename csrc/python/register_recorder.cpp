@@ -28,7 +28,8 @@ PyObject* g_oom_observer = nullptr;  // under the GIL; never released
 // the GIL may wait for that lock. Here no lock is held: the CPU allocator has none, ours are free
 // once the event is recorded, and torch takes the GIL in the same place for other devices' observers.
 void report_oom(uint64_t requested_size, uint64_t total_size, uint64_t free_size) noexcept {
-  if (!GilScopes::begin()) return;
+  const GilScope scope;
+  if (!scope) return;
   const PyGILState_STATE state = PyGILState_Ensure();
   if (g_oom_observer != nullptr) {
     const py::error_scope keep_pending_error;
@@ -40,7 +41,6 @@ void report_oom(uint64_t requested_size, uint64_t total_size, uint64_t free_size
     Py_XDECREF(result);
   }
   PyGILState_Release(state);
-  GilScopes::end();
 }
 
 PyObject* g_call = nullptr;  // what call_when_seen() was given last; never destroyed
@@ -118,7 +118,7 @@ void register_recorder(py::module_& core) {
     Recorder::instance().set_walking(true);
   });
   core.def("prepare_for_exit", [] {
-    GilScopes::close();
+    GilScope::close();
     py::gil_scoped_release release;
     Recorder::instance().stop_walking();
   });

@@ -99,12 +99,7 @@ py::list frames_of(Session& session, int64_t stack) {
     throw py::index_error("this tracer has no stack " + std::to_string(stack) +
                           "; events() has the stacks that frames() knows, and 0 stands for none");
   }
-  const auto text = [&](uint32_t name) {
-    const std::string_view utf8 = tree->text(name);
-    PyObject* decoded = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()), "surrogatepass");
-    if (decoded == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::str>(decoded);
-  };
+  const auto text = [&](uint32_t name) { return to_str(tree->text(name)); };
   for (const uint32_t number : tree->frames(id, depth).innermost_first) {
     const CallTree::Frame& frame = tree->frame(number);
     frames.append(py::make_tuple(text(tree->filename(frame)), text(tree->name(frame)), frame.line));

@@ -1,18 +1,10 @@
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
 #include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
-#include "arrays.h"
-#include "python_values.h"
-#include "python_watch.h"
-#include "reading/snapshot_reader.h"
-#include "register.h"
-
-namespace py = pybind11;
+#include "bindings.h"
+#include "reading/tables.h"
 
 namespace pytracer::reading {
 
@@ -44,6 +36,118 @@ class PythonSource final : public ByteSource {
  private:
   py::object readinto_;
   PythonWatch& watch_;
+};
+
+// A file's texts, and the values that did not become rows (settings, annotations, the `pytracer`
+// key), as Python objects.
+//
+// 1. Each text is one object, however many values refer to it.
+// 2. A file's values may refer to each other many times and in circles. They become a tree of at
+//    most as many values as the file has bytes.
+// 3. Each object counts against the memory bound with the bytes that CPython takes for it.
+// 4. A report in JSON repeats a text for each value that refers to it. The texts of all references
+//    together have at most 50 times the file's bytes.
+// 5. With the GIL. Throws ReadError.
+class PythonValues {
+ public:
+  PythonValues(const Tables& tables, uint64_t file_bytes, Watch& watch)
+      : tables_(tables),
+        watch_(watch),
+        values_left_(file_bytes + kSpareValues),
+        text_left_(kTextTimes * file_bytes + kSpareText),
+        memory_(memory_of(tables.heap, tables.strings, tables)) {
+    for (uint32_t i = 0; i < tables.strings.size(); ++i) {
+      const py::str text = to_str(tables.strings.at(i));
+      count(kText + static_cast<uint64_t>(PyUnicode_GET_LENGTH(text.ptr())) *
+                        static_cast<uint64_t>(PyUnicode_KIND(text.ptr())));
+      strings.append(text);
+    }
+  }
+
+  py::object make(Value value, int depth = 0) {
+    if (values_left_-- == 0) damaged("values refer to each other too often");
+    const Heap& heap = tables_.heap;
+    switch (value.kind()) {
+      case Kind::none: return py::none();
+      case Kind::boolean: return py::bool_(value.number() != 0);
+      case Kind::integer: return count(kNumber), py::int_(value.number());
+      case Kind::wide_integer: return count(kLong), py::int_(heap.wide_integer(value));
+      case Kind::long_integer:
+        count(kLong);
+        return (py::int_(heap.high_part(value)) << py::int_(64)) | py::int_(heap.low_part(value));
+      case Kind::real: return count(kNumber), py::float_(heap.real(value));
+      case Kind::string: return shared_text(value.index());
+      case Kind::object:
+        if (!heap.is_resolved(value)) return make_object(value, depth);
+        [[fallthrough]];
+      default: return row_text_;
+    }
+  }
+
+  py::list strings;  // all texts, by number
+
+ private:
+  static constexpr int kMostDepth = 100;
+  static constexpr uint64_t kSpareValues = 10'000;
+  static constexpr uint64_t kTextTimes = 50, kSpareText = 1 << 20;
+  // Bytes of an object in CPython 3.11 to 3.14, rounded up. kItem is a place in a list.
+  static constexpr uint64_t kText = 80, kNumber = 32, kLong = 48, kList = 96, kItem = 10;
+  static constexpr uint64_t kDict = 240, kItemsInDict = 5, kFurtherItem = 100;
+
+  py::object make_object(Value value, int depth) {
+    if (depth == kMostDepth) damaged("values are nested too deeply");
+    const Heap::Items& items = tables_.heap.items(value);
+    if (tables_.heap.shape(value) == Shape::dict) {
+      py::dict dict;
+      count(kDict);
+      for (size_t i = 0; i < items.size(); i += 2) {
+        dict[make_key(items[i])] = make(items[i + 1], depth + 1);
+        if (i / 2 >= kItemsInDict) count(kFurtherItem);
+      }
+      return dict;
+    }
+    py::list list;
+    count(kList);
+    for (const Value item : items) {
+      list.append(make(item, depth + 1));
+      count(kItem);
+    }
+    return tables_.heap.shape(value) == Shape::list ? py::object(list) : py::tuple(list);
+  }
+
+  // Only values of which few have one hash: many would make the dict slow. The hashes of integers are
+  // their remainders of 2^61 - 1.
+
+  py::object make_key(Value value) {
+    switch (value.kind()) {
+      case Kind::none:
+      case Kind::boolean:
+      case Kind::integer:
+      case Kind::wide_integer:
+      case Kind::string: return make(value);
+      default: damaged("a dict has a key that is no text and no number");
+    }
+  }
+
+  py::object shared_text(uint32_t number) {
+    const uint64_t bytes = tables_.strings.at(number).size();
+    if (bytes > text_left_) damaged("values refer to long texts too often");
+    text_left_ -= bytes;
+    return strings[number];
+  }
+
+  void count(uint64_t bytes) {
+    memory_ += bytes;
+    watch_.check_memory(memory_);
+    watch_.tick();
+  }
+
+const Tables& tables_;
+  Watch& watch_;
+  uint64_t values_left_;
+  uint64_t text_left_;
+  uint64_t memory_;
+  const py::str row_text_{"<a row of the snapshot>"};  // stands for a value that became a row
 };
 
 py::slice to_slice(const RowRange& rows) {
@@ -103,7 +207,15 @@ constexpr const char* kKindNames[] = {
 
 }  // namespace
 
-void register_read(py::module_& m) {
+}  // namespace pytracer::reading
+
+PYBIND11_MODULE(_reader, m) {
+  using namespace pytracer::reading;
+  m.doc() = "Reads snapshots into columns. See _reader.pyi.";
+  pytracer::GilScope::watch_forks();
+  py::module_::import("atexit").attr("register")(py::cpp_function(&pytracer::GilScope::close));
+  register_replay(m);
+  register_simulate(m);
   // Never destroyed: pybind11 translates exceptions until the interpreter is gone.
   static const auto& read_error = *new py::exception<ReadError>(m, "ReadError");
   py::register_local_exception_translator([](std::exception_ptr pointer) {
@@ -123,5 +235,3 @@ void register_read(py::module_& m) {
       },
       py::arg("file"), py::arg("allowed_bytes"));
 }
-
-}  // namespace pytracer::reading

@@ -1,12 +1,5 @@
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
-#include "arrays.h"
-#include "python_watch.h"
+#include "bindings.h"
 #include "reading/history.h"
-#include "register.h"
-
-namespace py = pybind11;
 
 namespace pytracer::reading {
 

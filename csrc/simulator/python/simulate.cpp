@@ -1,15 +1,8 @@
 #include "simulator/simulate.h"
 
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
 #include <optional>
 
-#include "reading/python/arrays.h"
-#include "reading/python/python_watch.h"
-#include "reading/python/register.h"
-
-namespace py = pybind11;
+#include "reading/python/bindings.h"
 
 namespace pytracer::reading {
 

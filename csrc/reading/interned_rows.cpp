@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "support/mix.h"
+
 namespace pytracer::reading {
 
 uint32_t FrameRows::intern(uint32_t file, uint32_t function, int64_t line_number) {

@@ -8,46 +8,16 @@ namespace {
 
 // The opcodes that are executed, with the names of Python's pickletools.
 enum Opcode : unsigned char {
-  MARK = '(',
-  STOP = '.',
-  POP = '0',
-  POP_MARK = '1',
-  DUP = '2',
-  BININT = 'J',
-  BININT1 = 'K',
-  BININT2 = 'M',
-  LONG1 = 0x8a,
-  LONG4 = 0x8b,
-  NONE = 'N',
-  NEWTRUE = 0x88,
-  NEWFALSE = 0x89,
-  BINFLOAT = 'G',
-  SHORT_BINUNICODE = 0x8c,
-  BINUNICODE = 'X',
-  BINUNICODE8 = 0x8d,
-  EMPTY_LIST = ']',
-  APPEND = 'a',
-  APPENDS = 'e',
-  LIST = 'l',
-  EMPTY_TUPLE = ')',
-  TUPLE = 't',
-  TUPLE1 = 0x85,
-  TUPLE2 = 0x86,
-  TUPLE3 = 0x87,
-  EMPTY_DICT = '}',
-  DICT = 'd',
-  SETITEM = 's',
-  SETITEMS = 'u',
-  BINGET = 'h',
-  LONG_BINGET = 'j',
-  BINPUT = 'q',
-  LONG_BINPUT = 'r',
-  MEMOIZE = 0x94,
-  PROTO = 0x80,
-  FRAME = 0x95,
-  GLOBAL = 'c',
-  INST = 'i',
-  STACK_GLOBAL = 0x93,
+  PROTO = 0x80, FRAME = 0x95, STOP = '.',
+  MARK = '(', POP = '0', POP_MARK = '1', DUP = '2',
+  NONE = 'N', NEWTRUE = 0x88, NEWFALSE = 0x89,
+  BININT = 'J', BININT1 = 'K', BININT2 = 'M', LONG1 = 0x8a, LONG4 = 0x8b, BINFLOAT = 'G',
+  SHORT_BINUNICODE = 0x8c, BINUNICODE = 'X', BINUNICODE8 = 0x8d,
+  EMPTY_LIST = ']', APPEND = 'a', APPENDS = 'e', LIST = 'l',
+  EMPTY_TUPLE = ')', TUPLE = 't', TUPLE1 = 0x85, TUPLE2 = 0x86, TUPLE3 = 0x87,
+  EMPTY_DICT = '}', DICT = 'd', SETITEM = 's', SETITEMS = 'u',
+  BINGET = 'h', LONG_BINGET = 'j', BINPUT = 'q', LONG_BINPUT = 'r', MEMOIZE = 0x94,
+  GLOBAL = 'c', INST = 'i', STACK_GLOBAL = 0x93,
 };
 
 struct Refused {
@@ -98,9 +68,7 @@ Value PickleMachine::run() {
       const auto opcode = in_.little_endian<unsigned char>();
       const bool is_older = opcode == MARK || opcode == EMPTY_DICT || opcode == EMPTY_LIST;
       if (is_first && is_older) damaged("it may be of pickle protocol 0 or 1, which are not read");
-      if (is_first && opcode != PROTO) {
-        throw ReadError(ReadError::Kind::not_a_pickle, "");
-      }
+      if (is_first && opcode != PROTO) throw ReadError(ReadError::Kind::not_a_pickle, "");
       if (!step(opcode)) break;
     }
     if (stack_.size() != 1 || !marks_.empty()) damaged("the pickle stops in the middle");

@@ -1,7 +1,7 @@
 // Runs those opcodes of a pickle that make lists, tuples, dicts, numbers and texts.
 //
 // 1. Nothing of the file is executed: an opcode that imports or calls is a ReadError that names it.
-// 2. Each item of a list or tuple passes through Builder::adopt(), which may replace it by a smaller
+// 2. Each item of a list or tuple passes through RowBuilder::adopt(), which may replace it by a smaller
 //    value, so that the dicts of a file are never all in memory.
 // 3. Memory grows with the bytes that were read: lengths and indices that the file states are not
 //    trusted, and nesting and the stack have bounds. The Watch checks signals and all memory every
@@ -10,25 +10,14 @@
 // 5. One thread. Throws ReadError, with the position in bytes.
 #pragma once
 
-#include <string>
-
-#include "byte_reader.h"
-#include "strings.h"
-#include "value.h"
+#include "row_builder.h"
 
 namespace pytracer::reading {
 
-class Builder {
- public:
-  virtual ~Builder() = default;
-  virtual Value adopt(Value item) = 0;
-  virtual uint64_t memory() const noexcept = 0;  // without the Heap and Strings
-};
-
 class PickleMachine {
  public:
-  PickleMachine(ByteReader& in, Heap& heap, Strings& strings, Builder& builder, Watch& watch)
-      : in_(in), heap_(heap), strings_(strings), builder_(builder), watch_(watch) {}
+  PickleMachine(ByteReader& in, Tables& tables, RowBuilder& builder, Watch& watch)
+      : in_(in), heap_(tables.heap), strings_(tables.strings), builder_(builder), watch_(watch) {}
 
   Value run();
 
@@ -61,7 +50,7 @@ class PickleMachine {
   ByteReader& in_;
   Heap& heap_;
   Strings& strings_;
-  Builder& builder_;
+  RowBuilder& builder_;
   Watch& watch_;
   uint64_t ticks_ = 0;
   Column<Value> stack_;

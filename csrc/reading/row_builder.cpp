@@ -7,15 +7,11 @@
 
 namespace pytracer::reading {
 
-namespace {
-
 constexpr size_t kMostUnknownKeys = 64;
 constexpr size_t kMostItems = 2 * 64;  // keys and values of a row; a longer dict is no row
 
 constexpr uint64_t bit(Key key) { return uint64_t{1} << key; }
 static_assert(kKeys <= 64, "row_kind() has a bit for each key");
-
-}  // namespace
 
 RowBuilder::RowBuilder(Tables& tables, Watch& watch)
     : tables_(tables), watch_(watch), values_(tables, watch) {

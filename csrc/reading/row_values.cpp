@@ -1,8 +1,7 @@
-#include "row_values.h"
-
 #include <algorithm>
 #include <charconv>
-#include <string>
+
+#include "row_builder.h"
 
 namespace pytracer::reading {
 

@@ -1,9 +1,6 @@
-#include "snapshot_reader.h"
-
 #include <algorithm>
 
 #include "pickle_machine.h"
-#include "row_builder.h"
 #include "snapshot_keys.h"
 
 namespace pytracer::reading {
@@ -123,7 +120,7 @@ void read_host(const Outline& lists, Tables& tables, Watch& watch) {
 
 void read_snapshot(ByteReader& in, Tables& tables, Watch& watch) {
   RowBuilder rows(tables, watch);
-  const Value root = PickleMachine(in, tables.heap, tables.strings, rows, watch).run();
+  const Value root = PickleMachine(in, tables, rows, watch).run();
   const Outline lists = outline(root, tables, rows, watch);
   read_segments(lists.segments, tables, watch);
   if (!lists.traces.is(Kind::none)) read_traces(lists.traces, tables, watch);

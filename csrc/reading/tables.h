@@ -7,14 +7,10 @@
 #pragma once
 
 #include <set>
-#include <string_view>
-#include <utility>
 #include <vector>
 
-#include "column.h"
+#include "byte_reader.h"
 #include "interned_rows.h"
-#include "strings.h"
-#include "value.h"
 
 namespace pytracer::reading {
 
@@ -100,5 +96,8 @@ struct Tables {
   RowRange device_blocks{0, 0};    // their blocks
   Value allocator_settings, external_annotations, metadata;
 };
+
+// Fills `tables`, which are empty. Throws ReadError if the file is no snapshot or is damaged.
+void read_snapshot(ByteReader& in, Tables& tables, Watch& watch);
 
 }  // namespace pytracer::reading

@@ -7,11 +7,7 @@
 
 namespace pytracer::reading {
 
-namespace {
-
 constexpr uint64_t kEndOfAddresses = uint64_t{1} << 62;  // no sum of two addresses overflows
-
-}  // namespace
 
 std::string described(const char* what, int64_t size_bytes, int64_t address) {
   char text[80];

@@ -15,7 +15,6 @@ namespace py = pybind11;
 
 namespace pytracer::reading {
 
-void register_replay(py::module_& m);
 void register_simulate(py::module_& m);  // in simulator/python/
 
 template <class T>

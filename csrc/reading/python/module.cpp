@@ -4,6 +4,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "reading/history.h"
 #include "reading/tables.h"
 
 namespace pytracer::reading {
@@ -13,29 +14,6 @@ namespace {
 // The interpreter is about to exit, so no Python code may be called.
 struct ExitingError : std::runtime_error {
   using std::runtime_error::runtime_error;
-};
-
-// A Python file.
-class PythonSource final : public ByteSource {
- public:
-  PythonSource(const py::object& file, PythonWatch& watch)
-      : readinto_(file.attr("readinto")), watch_(watch) {}
-  size_t read(char* buffer, size_t size) override {
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    const auto wanted = static_cast<py::ssize_t>(size);
-    const auto count = readinto_(py::memoryview::from_memory(buffer, wanted)).cast<py::ssize_t>();
-    if (count < 0 || count > wanted) {
-      throw py::value_error("readinto() returned " + std::to_string(count) + " for a buffer of " +
-                            std::to_string(wanted) + " bytes");
-    }
-    watch_.update_bound();
-    return static_cast<size_t>(count);
-  }
-
- private:
-  py::object readinto_;
-  PythonWatch& watch_;
 };
 
 // A file's texts, and the values that did not become rows (settings, annotations, the `pytracer`
@@ -117,7 +95,6 @@ class PythonValues {
 
   // Only values of which few have one hash: many would make the dict slow. The hashes of integers are
   // their remainders of 2^61 - 1.
-
   py::object make_key(Value value) {
     switch (value.kind()) {
       case Kind::none:
@@ -142,7 +119,7 @@ class PythonValues {
     watch_.tick();
   }
 
-const Tables& tables_;
+  const Tables& tables_;
   Watch& watch_;
   uint64_t values_left_;
   uint64_t text_left_;
@@ -163,8 +140,18 @@ py::dict read(const py::object& file, const py::object& allowed_bytes,
   }
   PythonWatch watch(scope, allowed_bytes);
   Tables tables(watch);
-  PythonSource source(file, watch);
-  ByteReader in(source);
+  ByteReader in([&watch, readinto = py::object(file.attr("readinto"))](char* buffer, size_t size) {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    const auto wanted = static_cast<py::ssize_t>(size);
+    const auto count = readinto(py::memoryview::from_memory(buffer, wanted)).cast<py::ssize_t>();
+    if (count < 0 || count > wanted) {
+      throw py::value_error("readinto() returned " + std::to_string(count) + " for a buffer of " +
+                            std::to_string(wanted) + " bytes");
+    }
+    watch.update_bound();
+    return static_cast<size_t>(count);
+  });
   {
     std::optional<py::gil_scoped_release> outside;
     if (scope) outside.emplace();
@@ -201,6 +188,44 @@ py::dict read(const py::object& file, const py::object& allowed_bytes,
   return result;
 }
 
+AllocatorRules to_rules(const py::dict& values) {
+  AllocatorRules rules;
+  rules.has_pools = values["has_pools"].cast<bool>();
+  rules.are_known = values["are_known"].cast<bool>();
+  rules.may_expand = values["may_expand"].cast<bool>();
+  rules.aligns = values["aligns"].cast<bool>();
+  rules.padding_bytes = values["padding_bytes"].cast<uint32_t>();
+  rules.is_padding_known = values["is_padding_known"].cast<bool>();
+  rules.max_split_bytes = values["max_split_bytes"].cast<uint64_t>();
+  rules.divisions = values["divisions"].cast<decltype(rules.divisions)>();
+  return rules;
+}
+
+py::tuple replay_arrays(const Input<uint8_t>& action, const Input<int64_t>& address,
+                        const Input<int64_t>& size_bytes, const py::dict& state,
+                        const py::dict& rules) {
+  TraceView trace{static_cast<size_t>(action.size()), action.data(), nullptr, nullptr};
+  StateView final_state{};
+  final_state.segments = py::len(state["segment_address"]);
+  final_state.blocks = py::len(state["block_address"]);
+  Inputs inputs;
+  inputs.add(trace.address, address, trace.size);
+  inputs.add(trace.size_bytes, size_bytes, trace.size);
+  inputs.add(final_state.segment_address, state["segment_address"], final_state.segments);
+  inputs.add(final_state.segment_size_bytes, state["segment_size"], final_state.segments);
+  inputs.add(final_state.is_expandable, state["is_expandable"], final_state.segments);
+  inputs.add(final_state.block_address, state["block_address"], final_state.blocks);
+  inputs.add(final_state.block_size_bytes, state["block_size"], final_state.blocks);
+  inputs.add(final_state.requested_bytes, state["requested"], final_state.blocks);
+  inputs.add(final_state.is_pending, state["is_pending"], final_state.blocks);
+  const AllocatorRules allocator_rules = to_rules(rules);
+  const GilScope scope;
+  PythonWatch watch(scope);
+  History history =
+      outside_gil([&] { return replay(trace, final_state, allocator_rules, watch); });
+  return py::make_tuple(to_arrays(history.usage), to_arrays(history.blocks), history.exact_from);
+}
+
 // The keys of _MESSAGES in pytracer/reading/reader.py, in the order of ReadError::Kind.
 constexpr const char* kKindNames[] = {
     "truncated", "damaged", "refused", "not a snapshot", "not a pickle", "too large"};
@@ -214,7 +239,6 @@ PYBIND11_MODULE(_reader, m) {
   m.doc() = "Reads snapshots into columns. See _reader.pyi.";
   pytracer::GilScope::watch_forks();
   py::module_::import("atexit").attr("register")(py::cpp_function(&pytracer::GilScope::close));
-  register_replay(m);
   register_simulate(m);
   // Never destroyed: pybind11 translates exceptions until the interpreter is gone.
   static const auto& read_error = *new py::exception<ReadError>(m, "ReadError");
@@ -227,11 +251,10 @@ PYBIND11_MODULE(_reader, m) {
     }
   });
   py::register_local_exception<ExitingError>(m, "ExitingError", PyExc_RuntimeError);
-  m.def(
-      "read",
-      [in_memory = py::object(py::module_::import("io").attr("BytesIO")).release()](
-          const py::object& file, const py::object& allowed_bytes) {
-        return read(file, allowed_bytes, in_memory);
-      },
+  m.def("read", [in_memory = py::object(py::module_::import("io").attr("BytesIO")).release()](
+      const py::object& file, const py::object& allowed_bytes) { return read(file, allowed_bytes, in_memory); },
       py::arg("file"), py::arg("allowed_bytes"));
+  py::register_local_exception<ContradictionError>(m, "ContradictionError");
+  m.def("replay", &replay_arrays, py::arg("action"), py::arg("address"), py::arg("size_bytes"), py::arg("state"),
+        py::arg("rules"));
 }

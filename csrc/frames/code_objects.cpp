@@ -1,6 +1,6 @@
-#include "frames/code_objects.h"
-
 #include <Python.h>
+
+#include "frames/frame_walk.h"
 
 namespace pytracer {
 

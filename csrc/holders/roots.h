@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "holders/frame_variables.h"
+#include "frames/cpython_frames.h"
 
 namespace pytracer {
 

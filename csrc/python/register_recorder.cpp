@@ -5,11 +5,9 @@
 #include <set>
 #include <string>
 
-#include "frames/code_objects.h"
 #include "frames/frame_walk.h"
 #include "python/registers.h"
 #include "record/clock.h"
-#include "record/code_watch.h"
 #include "record/node_types.h"
 #include "record/phases.h"
 #include "record/recorder.h"

@@ -168,7 +168,8 @@ void register_session(py::module_& core) {
       .def_property_readonly("recording", &Session::recording)
       .def_property_readonly("is_ours", &Session::is_ours);
   core.def("open_box", [](int file) { outside_gil([&] { Registry::instance().open_box(file); }); }, py::arg("file"));
-  core.def("describe_box", [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); });
+  core.def("describe_box",
+      [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); });
   core.def("box_was_lost", &Box::was_lost);
   core.attr("MAX_DESCRIPTION") = BoxNotes::kMaxDescription;
   py::class_<BoxReader>(core, "Box")

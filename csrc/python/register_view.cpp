@@ -136,7 +136,8 @@ std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py
     const auto owner = py::reinterpret_borrow<py::tuple>(item);
     const auto category = owner[3].cast<uint8_t>();
     const auto rule = owner[4].cast<uint8_t>();
-    if (category >= kCategoryNames.size() || rule >= kRuleNames.size()) throw py::index_error("no such category or rule");
+    const bool is_known = category < kCategoryNames.size() && rule < kRuleNames.size();
+    if (!is_known) throw py::index_error("no such category or rule");
     made.push_back({owner[0].cast<uint64_t>(), owner[1].cast<uint64_t>(), owner[2].cast<int>(),
                     static_cast<Category>(category), static_cast<Rule>(rule), utf8(owner[5])});
   }

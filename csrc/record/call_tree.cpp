@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "record/code_watch.h"
-
 namespace pytracer {
 
 namespace {

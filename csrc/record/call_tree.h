@@ -19,7 +19,6 @@
 #include <string_view>
 #include <vector>
 
-#include "frames/code_objects.h"
 #include "frames/frame_walk.h"
 #include "record/stack_link.h"
 #include "support/intern_table.h"

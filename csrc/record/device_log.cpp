@@ -19,14 +19,10 @@ uint32_t stack_actions(Context context) noexcept {
   constexpr uint32_t kMarker = 1u << PYTRACER_SNAPSHOT;  // belongs to no block
   constexpr uint32_t kFrees = 1u << PYTRACER_FREE_REQUESTED | 1u << PYTRACER_FREE_COMPLETED;
   switch (context) {
-    case Context::none:
-      return 0;
-    case Context::state:
-      return 1u << PYTRACER_ALLOC;
-    case Context::alloc:  // frees show the stack of their allocation, from the live table
-      return kAll & ~kMarker & ~kFrees;
-    case Context::all:
-      return kAll & ~kMarker;
+    case Context::none: return 0;
+    case Context::state: return 1u << PYTRACER_ALLOC;
+    case Context::alloc: return kAll & ~kMarker & ~kFrees;  // frees show the stack of their allocation
+    case Context::all: return kAll & ~kMarker;
   }
   return 0;
 }

@@ -2,19 +2,13 @@
 
 #include <algorithm>
 #include <mutex>
-#include <new>
 
 #include "record/parameter_numbers.h"
-#include "record/thread_slot.h"
 
 namespace pytracer {
 
-namespace {
-
 constexpr uint64_t kNoSequence = UINT64_MAX;
 constexpr uint64_t kMostSkipped = 4096;  // nodes without an allocation of their own, in a row
-
-}  // namespace
 
 ForwardStacks::ForwardStacks() {
   ParameterNumbers::make();

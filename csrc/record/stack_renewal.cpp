@@ -4,11 +4,7 @@
 
 namespace pytracer {
 
-namespace {
-
 constexpr uint32_t kBursts = 256;  // in one step
-
-}  // namespace
 
 void StackRenewal::step(StackTable& stacks, const std::atomic<DeviceLog*>* logs,
                         int log_count) noexcept {
@@ -29,13 +25,9 @@ void StackRenewal::step(StackTable& stacks, const std::atomic<DeviceLog*>* logs,
       break;
     case Stage::ending:
       switch (stacks.end_generation()) {
-        case StackTable::End::pinned:
-          break;
-        case StackTable::End::done:
-          stage_ = Stage::idle;
-          break;
-        case StackTable::End::again:
-          stage_ = Stage::renewing;
+        case StackTable::End::pinned: break;
+        case StackTable::End::done: stage_ = Stage::idle; break;
+        case StackTable::End::again: stage_ = Stage::renewing;
       }
   }
   busy_.store(false, std::memory_order_release);

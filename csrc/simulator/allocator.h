@@ -12,8 +12,6 @@
 
 #include "simulator/addresses.h"
 #include "simulator/blocks.h"
-#include "simulator/rules.h"
-#include "simulator/start.h"
 
 namespace pytracer::simulator {
 

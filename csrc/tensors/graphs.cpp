@@ -8,11 +8,7 @@
 
 namespace pytracer {
 
-namespace {
-
 constexpr const char* kRaw = "_raw_saved_";
-
-}  // namespace
 
 void Graphs::read(const std::vector<PyObject*>& tensors, const std::vector<PyObject*>& functions,
                   const std::vector<PyObject*>& checkpoints, const std::map<StorageBegin, std::string>& models) {

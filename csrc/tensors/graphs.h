@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "holders/thread_clock.h"
+#include "holders/search.h"
 #include "tensors/tensor_reader.h"
 
 namespace pytracer {

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "holders/search.h"
 #include "tensors/graphs.h"
 #include "tensors/tensor_reader.h"
 

@@ -11,7 +11,6 @@
 #include "record/node_types.h"
 #include "record/phases.h"
 #include "record/recorder.h"
-#include "session/hook_loader.h"
 #include "session/registry.h"
 #include "support/python/gil.h"
 #include "support/wake_signal.h"

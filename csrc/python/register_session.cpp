@@ -12,7 +12,6 @@
 #include "python/registers.h"
 #include "restore/restored_view.h"
 #include "session/session.h"
-#include "view/events.h"
 
 namespace pytracer {
 

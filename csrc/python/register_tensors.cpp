@@ -7,7 +7,6 @@
 #include <tuple>
 #include <vector>
 
-#include "holders/objects.h"
 #include "holders/references.h"
 #include "python/registers.h"
 #include "record/recorder.h"
@@ -27,8 +26,7 @@ class NoCollection {
   ~NoCollection() {
     if (was_enabled_) PyGC_Enable();
   }
-  NoCollection(const NoCollection&) = delete;
-  NoCollection& operator=(const NoCollection&) = delete;
+  NoCollection(NoCollection&&) = delete;
 
  private:
   const bool was_enabled_;

@@ -15,7 +15,6 @@
 #include "snapshot/snapshot.h"
 #include "support/python/gil.h"
 #include "support/utf8.h"
-#include "view/events.h"
 
 namespace pytracer {
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <mutex>
 
-#include "record/parameter_numbers.h"
-
 namespace pytracer {
 
 constexpr uint64_t kNoSequence = UINT64_MAX;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "record/device_log_record.h"
-#include "record/parameter_numbers.h"
 #include "record/thread_slot.h"
 
 namespace pytracer {

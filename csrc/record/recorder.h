@@ -21,8 +21,6 @@
 #include "record/forward_stacks.h"
 #include "record/node_types.h"
 #include "record/phases.h"
-#include "record/stack_renewal.h"
-#include "record/stack_table.h"
 #include "support/reserved_array.h"
 
 namespace pytracer {

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "record/event.h"
-#include "support/reserved_array.h"
 
 namespace pytracer {
 

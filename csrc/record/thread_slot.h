@@ -109,8 +109,7 @@ class HookScope {
     }
   }
   ~HookScope() { slot_.scopes.store(next(), std::memory_order_release); }
-  HookScope(const HookScope&) = delete;
-  HookScope& operator=(const HookScope&) = delete;
+  HookScope(HookScope&&) = delete;
 
  private:
   uint32_t next() const noexcept { return slot_.scopes.load(std::memory_order_relaxed) + 1; }

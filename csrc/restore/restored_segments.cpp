@@ -1,7 +1,6 @@
 #include <unordered_map>
 
 #include "restore/restored_view.h"
-#include "view/events.h"
 
 namespace pytracer {
 

@@ -1,8 +1,8 @@
-#include "session/autograd_threads.h"
-
 #include <pthread.h>
 
 #include <cstring>
+
+#include "session/registry.h"
 
 namespace pytracer {
 

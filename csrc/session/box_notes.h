@@ -32,8 +32,7 @@ class BoxNotes {
   // Throws Error or std::bad_alloc.
   explicit BoxNotes(const std::shared_ptr<Box>& box);
   ~BoxNotes();
-  BoxNotes(const BoxNotes&) = delete;
-  BoxNotes& operator=(const BoxNotes&) = delete;
+  BoxNotes(BoxNotes&&) = delete;
 
   void note_step(const BoxStep& step) noexcept { steps_.enter(step); }
   void forget_steps() noexcept { steps_.set_count(0); }

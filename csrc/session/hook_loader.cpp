@@ -1,5 +1,3 @@
-#include "session/hook_loader.h"
-
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -10,7 +8,6 @@
 
 #include "support/error.h"
 #include "record/recorder.h"
-#include "session/autograd_threads.h"
 #include "session/registry.h"
 
 namespace pytracer {

@@ -21,8 +21,7 @@ class Keeper {
  public:
   explicit Keeper(std::shared_ptr<Box> box);
   ~Keeper();  // waits for the thread; no hook uses the box any more
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
+  Keeper(Keeper&&) = delete;
 
   void look_after(std::shared_ptr<StackTable> stacks) noexcept;
 

@@ -27,7 +27,6 @@
 #include <vector>
 
 #include "session/registry.h"
-#include "view/view.h"
 
 namespace pytracer {
 
@@ -44,8 +43,7 @@ class Session {
  public:
   explicit Session(SessionOptions options);
   ~Session();
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
+  Session(Session&&) = delete;
 
   // Methods that need memory throw Error (out of address space) or std::bad_alloc.
   // Does nothing while the session records the same. Known blocks stay known, unless it was stopped.

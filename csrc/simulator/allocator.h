@@ -10,7 +10,6 @@
 #include <memory>
 #include <vector>
 
-#include "simulator/addresses.h"
 #include "simulator/blocks.h"
 
 namespace pytracer::simulator {

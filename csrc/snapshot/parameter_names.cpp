@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "record/parameter_numbers.h"
-#include "view/events.h"
+#include "record/node_types.h"
 
 namespace pytracer {
 

@@ -3,7 +3,6 @@
 #include <unordered_set>
 
 #include "snapshot/writer.h"
-#include "view/events.h"
 
 namespace pytracer {
 

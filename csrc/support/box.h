@@ -94,8 +94,7 @@ class Box {
   // Takes over the descriptor of an empty file. Throws IoError if there is no space, or no such files.
   explicit Box(int file);
   ~Box();
-  Box(const Box&) = delete;
-  Box& operator=(const Box&) = delete;
+  Box(Box&&) = delete;
 
   // Any thread, in a hook too, all below. Reserves a part of the file, and address space; `memory` is null
   // if there is no room.

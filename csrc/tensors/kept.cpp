@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "frames/frame_walk.h"
-#include "holders/objects.h"
 #include "holders/references.h"
 #include "tensors/model_copy.h"
 

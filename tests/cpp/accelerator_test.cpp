@@ -23,7 +23,7 @@
 #include "record/recorder.h"
 #include "record/thread_slot.h"
 #include "snapshot/snapshot.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

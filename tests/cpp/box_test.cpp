@@ -14,7 +14,7 @@
 #include "restore/restored_view.h"
 #include "session/session.h"
 #include "stack_here.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

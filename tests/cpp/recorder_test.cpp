@@ -15,7 +15,7 @@
 #include "session/session.h"
 #include "stack_here.h"
 #include "snapshot/snapshot.h"
-#include "view/events.h"
+#include "view/view.h"
 #include "record/thread_slot.h"
 
 using namespace pytracer;

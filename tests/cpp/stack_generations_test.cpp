@@ -13,7 +13,7 @@
 #include "record/thread_slot.h"
 #include "session/session.h"
 #include "stack_here.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

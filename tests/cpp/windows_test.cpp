@@ -10,7 +10,7 @@
 #include "fake_frame_walk.h"
 #include "session/session.h"
 #include "snapshot/snapshot.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

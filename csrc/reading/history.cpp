@@ -35,7 +35,7 @@ AllocatorRules decide_padding(AllocatorRules rules, const std::vector<Block>& bl
 // Runs the trace forward, with every block at its address.
 class ForwardReplay {
  public:
-  ForwardReplay(const TraceView& trace, Undo& undone, const AllocatorRules& rules, History& history,
+  ForwardReplay(const TraceView& trace, Undone& undone, const AllocatorRules& rules, History& history,
           Watch& watch)
       : trace_(trace),
         undone_(undone),
@@ -215,7 +215,7 @@ class ForwardReplay {
   }
 
   const TraceView& trace_;
-  Undo& undone_;
+  Undone& undone_;
   const AllocatorRules rules_;
   History& history_;
   Watch& watch_;
@@ -227,9 +227,9 @@ class ForwardReplay {
 
 History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules,
                Watch& watch) {
-  Undo undone(trace, state, rules, watch);
+  Undone before = undone(trace, state, rules, watch);
   History history(trace.size);
-  ForwardReplay(trace, undone, rules, history, watch).run();
+  ForwardReplay(trace, before, rules, history, watch).run();
   return history;
 }
 

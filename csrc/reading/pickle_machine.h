@@ -14,50 +14,6 @@
 
 namespace pytracer::reading {
 
-class PickleMachine {
- public:
-  PickleMachine(ByteReader& in, Tables& tables, RowBuilder& builder, Watch& watch)
-      : in_(in), heap_(tables.heap), strings_(tables.strings), builder_(builder), watch_(watch) {}
-
-  Value run();
-
- private:
-  static constexpr size_t kMostValues = 1 << 24;  // on the stack
-  static constexpr size_t kMostMarks = 10'000;
-  static constexpr uint64_t kSpareMemos = 1024;  // memo numbers that a pickler may skip
-  static constexpr uint64_t kMostText = 1 << 24;  // bytes
-
-  bool step(unsigned char opcode);  // false: STOP
-  [[noreturn]] void refuse(unsigned char opcode);
-
-  void tick() {
-    if (++ticks_ % Watch::kInterval == 0) check();
-  }
-  void check();
-
-  void push(Value value);
-  Value pop();
-  Value& top();
-  size_t pop_mark();  // the index of the first value above the mark
-  void move(size_t first, Value to);        // the values from `first` on, to an object
-  void collect(Shape shape, size_t first);  // the same, to a new object
-  void extend(Shape shape, size_t first);   // the same, to the list or dict below them
-  void text(uint64_t size);
-  void long_integer(uint64_t size);
-  void remember(uint64_t memo);
-  void recall(uint64_t memo);
-
-  ByteReader& in_;
-  Heap& heap_;
-  Strings& strings_;
-  RowBuilder& builder_;
-  Watch& watch_;
-  uint64_t ticks_ = 0;
-  Column<Value> stack_;
-  Column<size_t> marks_;
-  Column<Value> memo_;
-  Column<bool> is_remembered_;  // by memo number
-  uint64_t remembered_ = 0;
-};
+Value read_pickle(ByteReader& in, Tables& tables, RowBuilder& builder, Watch& watch);
 
 }  // namespace pytracer::reading

@@ -120,7 +120,7 @@ void read_host(const Outline& lists, Tables& tables, Watch& watch) {
 
 void read_snapshot(ByteReader& in, Tables& tables, Watch& watch) {
   RowBuilder rows(tables, watch);
-  const Value root = PickleMachine(in, tables, rows, watch).run();
+  const Value root = read_pickle(in, tables, rows, watch);
   const Outline lists = outline(root, tables, rows, watch);
   read_segments(lists.segments, tables, watch);
   if (!lists.traces.is(Kind::none)) read_traces(lists.traces, tables, watch);

@@ -52,10 +52,10 @@ class KeptSearch {
       if (ends_autocast(method, autocast)) kept_.likely = "autocast's cache";
     }
     if (options_.reads_graphs) {
-      Graphs graphs(tensors_, torch, options_.graphs);
-      graphs.read(tensors, objects.instances[1], objects.instances[2], options_.models);
-      add_graphs(graphs);
-    }  // the nodes are dropped: a search counts references
+      // The nodes are dropped before a search counts references.
+      add_graphs(read_graphs(tensors_, torch, options_.graphs, tensors, objects.instances[1], objects.instances[2],
+                             options_.models));
+    }
     choose(tensors);
     options_.search.wants_opaque = has_unexplained();
     const size_t first_root = targets_.size();
@@ -84,7 +84,7 @@ class KeptSearch {
  private:
   // Adds the memory that graphs keep, unless a tensor with an owner has a part of it: the weights of a
   // layer are kept too, and all parameters of FSDP1 are in one storage.
-  void add_graphs(Graphs& graphs) {
+  void add_graphs(Graphs graphs) {
     Ranges owned = options_.owned;
     std::set<StorageBegin> known;
     for (Graphs::Saved& each : graphs.saved) {

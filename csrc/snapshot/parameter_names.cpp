@@ -1,7 +1,6 @@
 #include "snapshot/parameter_names.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "record/node_types.h"
 
@@ -9,7 +8,7 @@ namespace pytracer {
 
 constexpr uint64_t kNever = UINT64_MAX;
 
-ParameterNames::ParameterNames(const View& view) : view_(view), stacks_(view.stacks), allocated_(view.devices.size()) {
+ParameterNames::ParameterNames(const View& view) : view_(view), stacks_(view.stacks) {
   if (!view.forward_stacks || !view.owners || !view.stacks) return;
   find_places();
   if (places_.empty()) return;
@@ -50,10 +49,9 @@ void ParameterNames::find_places() {
 
 // An allocation over a parameter's place is that of its block, or of an earlier block.
 void ParameterNames::find_since(const DeviceView& device) {
-  auto& allocated = allocated_[static_cast<size_t>(&device - view_.devices.data())];
   any_event(device, [&](const Event& event, uint64_t at) {
     const bool is_allocation = event.action == PYTRACER_ALLOC;
-    if (is_allocation && parameter(event.stack) != 0) allocated[event.address] = at;
+    if (is_allocation && parameter(event.stack) != 0) allocated_[{device.device, event.address}] = at;
     if (!is_allocation && !is_free(event)) return false;
     auto place = std::lower_bound(
         places_.begin(), places_.end(), std::pair(device.device, event.address),
@@ -85,11 +83,8 @@ const std::string* ParameterNames::at_event(uint32_t stack, int device, uint64_t
 const std::string* ParameterNames::of_block(const LiveBlock& block, int device) const {
   const Place* const found = place(block.stack, device);
   if (found == nullptr) return nullptr;
-  for (size_t i = 0; i < view_.devices.size(); ++i) {
-    if (view_.devices[i].device != device) continue;
-    const auto event = allocated_[i].find(block.address);
-    if (event != allocated_[i].end()) return event->second >= found->since ? found->name : nullptr;
-  }
+  const auto event = allocated_.find({device, block.address});
+  if (event != allocated_.end()) return event->second >= found->since ? found->name : nullptr;
   // Its event has left the ring.
   const bool is_later = found->since == 0 && (!found->is_live || block.epoch > found->epoch);
   return is_later ? found->name : nullptr;

@@ -63,8 +63,6 @@ class StackWriter {
   Generation& generation_of(uint32_t stack);
   void write_frames(uint32_t stack);
   void write_forward_frames(uint32_t stack);
-  void write_forward_frame(uint32_t number);
-  void write_node(uint32_t type, const std::string* parameter);
   uint32_t frame_number(Generation& generation, uint32_t frame);
   uint32_t text_number(Generation& generation, uint32_t name);
   void write_frame(uint32_t number);

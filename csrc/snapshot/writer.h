@@ -1,6 +1,6 @@
 // Writes one snapshot, in the format that snapshot.h describes. One thread.
 //
-// segments.cpp, trace.cpp and metadata.cpp implement the parts, snapshot.cpp the rest.
+// trace.cpp implements segments and traces, snapshot.cpp the rest.
 #pragma once
 
 #include <cstdint>
@@ -52,31 +52,25 @@ class SnapshotWriter {
     bool is_shown;
   };
 
-  // segments.cpp
+  // trace.cpp
   void write_segments(bool of_host);
-  void write_cpu_block(const LiveBlock& live, const DeviceView& device);
   void write_segment(const pytracer_segment& segment, const pytracer_block* blocks,
                      const DeviceView& device);
   void write_block(const pytracer_block& block, uint64_t address, const DeviceView& device);
-  void write_owner(const Owners::Found& found);
   // The entry at `address` of a table ordered by address, or null.
   static const LiveBlock* find_live(const std::vector<LiveBlock>& live, uint64_t address);
   // The stack of an entry; 0: none, or not shown.
   uint32_t allocation_stack(const LiveBlock* live) const noexcept;
 
-  // trace.cpp
-  bool write_traces(bool copy_first);
-  bool write_host_trace(bool copy_first);
+  bool write_traces_at(int index, bool copy_first);  // a list, of the devices with this index in the file
   bool write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first);
   struct Allocation {  // of a block whose free the file has, but not this
     uint32_t stack = 0, step = 0;
   };
-  void write_events(const Event& event, uint64_t sequence, const DeviceView& device,
-                    Allocation missing);
   void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us,
                    const std::string* parameter, Allocation missing);
 
-  // metadata.cpp
+  // snapshot.cpp
   void write_metadata();
   void write_device(const DeviceView& device, const WrittenTrace& written);
   void write_uses(const WrittenTrace& written);
@@ -92,7 +86,6 @@ class SnapshotWriter {
   }
   uint64_t reserved_bytes(int device) const;
 
-  // snapshot.cpp
   void write_allocator_settings();
   void write_annotations();
   void write_stack(uint32_t stack, const std::string* parameter = nullptr) {
@@ -116,7 +109,7 @@ class SnapshotWriter {
   ParameterNames parameters_{view_};
   StackWriter stacks_;
   uint64_t trace_items_ = 0;  // entries written to the current device's list
-  std::vector<WrittenTrace> traces_;
+  std::vector<WrittenTrace> traces_{view_.devices.size()};
   // Wall time of the first event written; INT64_MIN if a device's trace is complete.
   int64_t first_event_ns_ = INT64_MAX;
   Memo default_pool_memo_ = 0;

@@ -2,23 +2,7 @@
 
 #include <algorithm>
 
-#include "support/mix.h"
-
 namespace pytracer::reading {
-
-uint32_t FrameRows::intern(uint32_t file, uint32_t function, int64_t line_number) {
-  const uint64_t hash = mix(mix(mix(0, file), function), static_cast<uint64_t>(line_number));
-  return index_.intern(
-      hash, line.size(),
-      [&](uint32_t row) {
-        return filename[row] == file && name[row] == function && line[row] == line_number;
-      },
-      [&] {
-        filename.push_back(file);
-        name.push_back(function);
-        line.push_back(line_number);
-      });
-}
 
 uint32_t StackRows::intern(const Heap::Items& items) {
   uint64_t hash = items.size();
@@ -38,7 +22,7 @@ uint32_t StackRows::intern(const Heap::Items& items) {
       },
       [&] {
         for (const Value item : items) frame.push_back(item.index());
-        add_row({});
+        add_row({0, 0, 0, false});
       });
 }
 
@@ -61,17 +45,6 @@ uint32_t StackRows::intern(uint32_t stack, const Backward& backward) {
           frame.push_back(copied);
         }
         add_row(backward, stack);
-      });
-}
-
-uint32_t PoolRows::intern(int64_t high, int64_t low) {
-  const uint64_t hash = mix(mix(0, static_cast<uint64_t>(high)), static_cast<uint64_t>(low));
-  return index_.intern(
-      hash, numbers.size() / 2,
-      [&](uint32_t row) { return numbers[2 * row] == high && numbers[2 * row + 1] == low; },
-      [&] {
-        numbers.push_back(high);
-        numbers.push_back(low);
       });
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "hash_index.h"
+#include "support/mix.h"
 #include "support/utf8.h"
 #include "value.h"
 
@@ -43,31 +44,45 @@ class Strings {
   HashIndex index_;
 };
 
-class FrameRows {
+template <class... Values>
+class InternedRows {
  public:
-  explicit FrameRows(Watch& watch) : index_(watch) {}
-  uint32_t intern(uint32_t file, uint32_t function, int64_t line_number);
-  uint64_t memory() const noexcept { return memory_of(filename, name, line, index_); }
-
-  Column<uint32_t> filename, name;  // texts
-  Column<int64_t> line;
+  explicit InternedRows(Watch& watch) : index_(watch) {}
+  uint32_t intern(Values... values) {
+    uint64_t hash = 0;
+    ((hash = mix(hash, static_cast<uint64_t>(values))), ...);
+    const auto is_equal = [&](uint32_t row) {
+      return std::apply([&](const auto&... column) { return ((column[row] == values) && ...); }, columns_);
+    };
+    return index_.intern(hash, std::get<0>(columns_).size(), is_equal, [&] {
+      std::apply([&](auto&... column) { (column.push_back(values), ...); }, columns_);
+    });
+  }
+  uint64_t memory() const noexcept {
+    return index_.memory() + std::apply([](const auto&... column) { return memory_of(column...); }, columns_);
+  }
+  static auto& columns_of(InternedRows& self) { return self.columns_; }
 
  private:
+  std::tuple<Column<Values>...> columns_;
   HashIndex index_;
 };
+
+using FrameRows = InternedRows<uint32_t, uint32_t, int64_t>;  // texts: the file and the name; the line
+using PoolRows = InternedRows<int64_t, int64_t>;
 
 class StackRows {
  public:
   // What the stack of an allocation in an autograd node has besides its frames.
   struct Backward {
-    uint32_t forward;  // the row of the stack of the forward call; 0: unknown
-    uint32_t node;     // the text that names the node; 0: unknown
-    uint32_t phase;    // the text that names the phase of the forward call; 0: none, or unknown
-    bool is_exact;     // `forward` and `phase` are those of this node, not of a neighbour
+    uint32_t forward = 0;  // the row of the stack of the forward call; 0: unknown
+    uint32_t node = 0;     // the text that names the node; 0: unknown
+    uint32_t phase = 0;    // the text that names the phase of the forward call; 0: none, or unknown
+    bool is_exact = true;  // `forward` and `phase` are those of this node, not of a neighbour. torch does not say so
   };
 
   explicit StackRows(Watch& watch) : watch_(watch), index_(watch), backward_index_(watch) {
-    add_row({});
+    add_row({0, 0, 0, false});
   }
   // `items` are frames; any other value is a ReadError.
   uint32_t intern(const Heap::Items& items);
@@ -95,18 +110,6 @@ class StackRows {
   Watch& watch_;
   HashIndex index_, backward_index_;
   Column<uint32_t> own_;  // the row whose frames a row has too; 0: none
-};
-
-class PoolRows {
- public:
-  explicit PoolRows(Watch& watch) : index_(watch) { intern(0, 0); }
-  uint32_t intern(int64_t high, int64_t low);
-  uint64_t memory() const noexcept { return memory_of(numbers, index_); }
-
-  Column<int64_t> numbers;  // two a row
-
- private:
-  HashIndex index_;
 };
 
 // Actions are numbered in the order of their appearance, after those of actions.h.

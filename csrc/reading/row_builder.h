@@ -77,6 +77,7 @@ class RowBuilder {
  private:
   enum class Row : uint8_t { none, event, frame, block, segment };
   using Items = Heap::Items;
+  using Backward = StackRows::Backward;
 
   Row row_kind(const Items& items) const noexcept;
   Value event(const Items& items);
@@ -85,10 +86,9 @@ class RowBuilder {
   Value segment(const Items& items);
   // What an event's key "allocation" says. The event is the last row.
   void allocation(Value dict);
-  // The stack with what the dict says of an autograd node.
-  uint32_t with_backward(const Items& items, uint32_t stack);
-  // The same, but for the keys that with_backward() reads.
-  void note_unknown_in_row(std::string_view row, Value key);
+  // What a key says of an autograd node; other keys are unknown in this kind of row.
+  void read_backward(std::string_view row, Value key, Value value, Backward& backward);
+  uint32_t with_backward(uint32_t stack, Backward backward);
   void read_history(Value list, int64_t& requested, uint32_t& stack);
   void claim_blocks(RowRange rows, size_t segment, int64_t address);
 

@@ -72,7 +72,9 @@ struct RowRange {
 };
 
 struct Tables {
-  explicit Tables(Watch& watch) : strings(watch), stacks(watch), frames(watch), pools(watch) {}
+  explicit Tables(Watch& watch) : strings(watch), stacks(watch), frames(watch), pools(watch) {
+    pools.intern(0, 0);
+  }
 
   // Without the Heap and the Strings.
   uint64_t memory() const noexcept {

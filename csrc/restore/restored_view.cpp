@@ -106,13 +106,11 @@ uint64_t peak(const std::vector<Event>& events, uint64_t allocated_at_end) {
 
 class Restored {
  public:
-  Restored(const BoxReader& box, const RestoreOptions& options) : box_(box) {
+  Restored(const BoxReader& box, const RestoreOptions& options)
+      : box_(box), view_{options.stack_depth, options.context, options.forward_stacks} {
     if (Phases::instance().numbers() != 0) throw Error("a box is read in a process of its own");
     const size_t node_types = restore_node_types(box);
     phases_ = restore_phases(box);
-    view_.stack_depth = options.stack_depth;
-    view_.context = options.context;
-    view_.forward_stacks = options.forward_stacks;
     view_.stacks = restored_stacks(box, node_types, phases_);
     view_.phases.complete = false;
     view_.clock = restored_clock(box, BoxKind::clock, options.is_same_boot);

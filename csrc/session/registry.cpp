@@ -173,15 +173,10 @@ void Registry::apply_wishes() {
   recorder_.set_enabled(false, accelerators_enabled && has_tables);
 }
 
-void Registry::set_accelerator(const pytracer_hook& hook) {
+void Registry::set_hook(const pytracer_hook& hook, bool is_host) {
   std::lock_guard lock(control_);
-  accelerator_ = &hook;
+  (is_host ? host_ : accelerator_) = &hook;
   if (hook.now != nullptr) accelerator_clock_.emplace(hook.now);
-}
-
-void Registry::set_host(const pytracer_hook& hook) {
-  std::lock_guard lock(control_);
-  host_ = &hook;
 }
 
 Registry::Workspaces Registry::workspaces() {

@@ -43,11 +43,8 @@ class Registry {
   }
 
   // Any thread, not under control(). From now on an accelerator's captures begin at the snapshot
-  // markers of this hook, which is attached.
-  void set_accelerator(const pytracer_hook& hook);
-  // The same for the pinned host memory.
-  void set_host(const pytracer_hook& hook);
-
+  // markers of this hook, which is attached; or those of pinned host memory.
+  void set_hook(const pytracer_hook& hook, bool is_host = false);
   // The same, of the library that reads autograd's state.
   void set_autograd(const pytracer_autograd& autograd);
 

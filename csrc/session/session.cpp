@@ -288,10 +288,7 @@ uint32_t Session::stack_of(uint64_t address) {
 
 // Throws std::bad_alloc.
 View Session::snapshot_view() {
-  View view;
-  view.stack_depth = options_.stack_depth;
-  view.context = options_.context;
-  view.forward_stacks = options_.forward_stacks;
+  View view{options_.stack_depth, options_.context, options_.forward_stacks};
   if (!is_ours()) return view;
   view.stacks = StackTable::pinned(stacks_);
   view.final_stacks = final_stacks_;
@@ -336,10 +333,7 @@ std::map<int, std::vector<LiveBlock>> Session::live_blocks() {
 
 View Session::events() {
   std::lock_guard lock(registry_.control());
-  View view;
-  view.stack_depth = options_.stack_depth;
-  view.context = options_.context;
-  view.forward_stacks = options_.forward_stacks;
+  View view{options_.stack_depth, options_.context, options_.forward_stacks};
   if (!is_ours()) return view;
   view.stacks = StackTable::pinned(stacks_);
   std::vector<DeviceLog::Capture> captures;

@@ -76,11 +76,11 @@ struct View {
   uint32_t stack_depth = 0;  // the session's, as the next
   Context context = Context::none;
   bool forward_stacks = false;
-  std::vector<DeviceView> devices;
-  std::shared_ptr<StackTable> stacks;  // pinned since before the captures
-  StackTable::Generations final_stacks;  // of the blocks of a session that has stopped
-  std::shared_ptr<const AllocatorState> state;  // of the accelerators; null in Session::events()
-  std::shared_ptr<const Owners> owners;         // of the live blocks; null: not known
+  std::vector<DeviceView> devices{};
+  std::shared_ptr<StackTable> stacks{};  // pinned since before the captures
+  StackTable::Generations final_stacks{};  // of the blocks of a session that has stopped
+  std::shared_ptr<const AllocatorState> state{};  // of the accelerators; null in Session::events()
+  std::shared_ptr<const Owners> owners{};       // of the live blocks; null: not known
   uint16_t phase = 0;  // the events of this phase are shown, and of those within it; 0: all events
   bool shows(uint16_t event_phase) const {
     return phase == 0 || Phases::instance().is_within(event_phase, phase);
@@ -91,10 +91,10 @@ struct View {
     uint32_t number;
     int64_t begin;  // now_ticks(), as all that follows
   };
-  std::vector<Step> steps;
-  Phases::Spans phases;
+  std::vector<Step> steps{};
+  Phases::Spans phases{};
   int64_t begin = 0, end = 0;                     // all events are within
-  std::shared_ptr<const WallClock::Pairs> clock;  // of now_ticks()
+  std::shared_ptr<const WallClock::Pairs> clock{};  // of now_ticks()
 };
 
 constexpr uint64_t kEventChunk = 4096;  // events that a writer reads from the ring at a time: 192 KiB

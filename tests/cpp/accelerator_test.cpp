@@ -96,7 +96,7 @@ struct Recording {
   explicit Recording(std::vector<int> devices = {0, 1})
       : session({std::move(devices), 1000, 32, 1 << 20, Context::all}) {
     g_allocator = Allocator{};
-    Registry::instance().set_accelerator(g_hook);
+    Registry::instance().set_hook(g_hook);
     session.start();
   }
   ~Recording() { g_allocator = Allocator{}; }
@@ -183,9 +183,9 @@ TEST(workspaces_are_read_as_far_as_the_hook_can) {
   CHECK(registry.workspaces().found.empty() && registry.workspaces().unread == 1);
   pytracer_hook without = g_hook;
   without.workspaces = nullptr;
-  registry.set_accelerator(without);
+  registry.set_hook(without);
   CHECK(registry.workspaces().found.empty() && registry.workspaces().unread == 0);
-  registry.set_accelerator(g_hook);
+  registry.set_hook(g_hook);
 }
 
 TEST(unrequested_markers_begin_no_capture) {

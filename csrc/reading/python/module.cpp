@@ -182,9 +182,8 @@ py::dict read(const py::object& file, const py::object& allowed_bytes,
   result["stack_backward"] =
       py::make_tuple(to_array(tables.stacks.forward), to_array(tables.stacks.node),
                      to_array(tables.stacks.phase), to_array(tables.stacks.is_exact));
-  result["frames"] = py::make_tuple(to_array(tables.frames.filename), to_array(tables.frames.name),
-                                    to_array(tables.frames.line));
-  result["pools"] = to_array(tables.pools.numbers);
+  result["frames"] = to_arrays(tables.frames);
+  result["pools"] = to_arrays(tables.pools);
   return result;
 }
 

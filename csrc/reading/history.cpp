@@ -37,11 +37,8 @@ class ForwardReplay {
  public:
   ForwardReplay(const TraceView& trace, Undone& undone, const AllocatorRules& rules, History& history,
           Watch& watch)
-      : trace_(trace),
-        undone_(undone),
-        rules_(decide_padding(rules, undone.blocks, watch)),
-        history_(history),
-        watch_(watch) {}
+      : trace_(trace), undone_(undone), rules_(decide_padding(rules, undone.blocks, watch)),
+        history_(history), watch_(watch) {}
 
   void run() {
     begin();

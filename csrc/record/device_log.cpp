@@ -30,12 +30,10 @@ uint32_t stack_actions(Context context) noexcept {
 }  // namespace
 
 DeviceLog::DeviceLog(int device, uint32_t max_entries, std::shared_ptr<Box> box)
-    : device_(device),
-      box_(std::move(box)),
+    : device_(device), box_(std::move(box)),
       ring_(std::make_shared<RingBuffer>(ring_capacity(max_entries), part(BoxKind::ring))),
       tables_(std::make_unique<Tables>(*this)),
-      names_(std::make_shared<DeviceNames>(part(BoxKind::none))),
-      uses_(part(BoxKind::uses)) {}
+      names_(std::make_shared<DeviceNames>(part(BoxKind::none))), uses_(part(BoxKind::uses)) {}
 
 // Mode::state, or recording has just been switched off.
 __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_event& given,

@@ -8,8 +8,7 @@
 namespace pytracer {
 
 BoxNotes::BoxNotes(const std::shared_ptr<Box>& box)
-    : steps_(kMostSteps, {box, BoxKind::steps}),
-      clock_(kMostPairs, {box, BoxKind::clock}),
+    : steps_(kMostSteps, {box, BoxKind::steps}), clock_(kMostPairs, {box, BoxKind::clock}),
       accelerator_clock_(kMostPairs, {box, BoxKind::accelerator_clock}),
       phases_(1 << 21, UINT16_MAX, {box, BoxKind::phases}),
       node_types_(1 << 17, UINT16_MAX, {box, BoxKind::node_types}),

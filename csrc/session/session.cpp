@@ -7,10 +7,8 @@
 namespace pytracer {
 
 Session::Session(SessionOptions options)
-    : registry_(Registry::instance()),
-      options_(std::move(options)),
-      process_number_(registry_.process_number()),
-      begun_(now_ticks()) {}
+    : registry_(Registry::instance()), options_(std::move(options)),
+      process_number_(registry_.process_number()), begun_(now_ticks()) {}
 
 Session::~Session() {
   if (!Recorder::instance().is_whole()) return;

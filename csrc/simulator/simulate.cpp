@@ -12,10 +12,7 @@ class Run final : public Host {
  public:
   Run(const Requests& requests, const Rules& rules, const Options& options, const Start* start,
       Simulated& result)
-      : requests_(requests),
-        options_(options),
-        result_(result),
-        allocator_(rules, *this) {
+      : requests_(requests), options_(options), result_(result), allocator_(rules, *this) {
     check();
     int64_t last = -1;
     for (size_t i = 0; i < requests.size; ++i) last = std::max(last, requests.block[i]);

@@ -27,11 +27,8 @@ constexpr const char* kRoleNames[kTensorRoles] = {"argument",  "result", "autogr
 class SnapshotWriter {
  public:
   SnapshotWriter(const View& view, const SnapshotExtras& extras, ByteSink& sink)
-      : view_(view),
-        extras_(extras),
-        out_(sink),
-        stacks_(out_, view.stacks, view.stack_depth, extras.generated_code,
-                extras.file_names) {}
+      : view_(view), extras_(extras), out_(sink),
+        stacks_(out_, view.stacks, view.stack_depth, extras.generated_code, extras.file_names) {}
 
   // Returns false if the ring's writer overwrote events in the middle of a trace, which leaves a gap
   // in the output. With `copy_first` the events are copied before they are written, so no gap can

@@ -18,8 +18,7 @@ namespace pytracer {
 template <class Item>
 class Interner {
  public:
-  explicit Interner(uint32_t most, const BoxPart& part = {})
-      : index_(most, part) {
+  explicit Interner(uint32_t most, const BoxPart& part = {}) : index_(most, part) {
     index_.items().back(1);
   }
 

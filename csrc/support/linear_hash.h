@@ -19,8 +19,7 @@ template <class Item>
 class LinearHash {
  public:
   // For items 1 to `most`. Throws Error.
-  LinearHash(uint32_t most, const BoxPart& part)
-      : items_(size_t{most} + 1, part), heads_(most) {}
+  LinearHash(uint32_t most, const BoxPart& part) : items_(size_t{most} + 1, part), heads_(most) {}
 
   ReservedArray<Item>& items() noexcept { return items_; }
   const ReservedArray<Item>& items() const noexcept { return items_; }

@@ -29,9 +29,7 @@ struct ExitingError : std::runtime_error {
 class PythonValues {
  public:
   PythonValues(const Tables& tables, uint64_t file_bytes, Watch& watch)
-      : tables_(tables),
-        watch_(watch),
-        values_left_(file_bytes + kSpareValues),
+      : tables_(tables), watch_(watch), values_left_(file_bytes + kSpareValues),
         text_left_(kTextTimes * file_bytes + kSpareText),
         memory_(memory_of(tables.heap, tables.strings, tables)) {
     for (uint32_t i = 0; i < tables.strings.size(); ++i) {

@@ -27,13 +27,9 @@ struct OutsideGilDeleter {
 struct EventRecord {
   uint64_t sequence;
   int64_t time_ns;
-  uint64_t address;
-  uint64_t size_bytes;
-  uint64_t stream;
-  uint32_t stack;
-  uint32_t alloc_stack;
-  uint64_t pool_high;
-  uint64_t pool_low;
+  uint64_t address, size_bytes, stream;
+  uint32_t stack, alloc_stack;
+  uint64_t pool_high, pool_low;
   uint32_t step;
   uint16_t phase;
   uint8_t action;

@@ -10,6 +10,5 @@ namespace py = pybind11;
 void register_tensors(py::module_& core);
 void register_view(py::module_& core);
 void register_session(py::module_& core);
-void register_recorder(py::module_& core);
 
 }  // namespace pytracer

@@ -112,7 +112,7 @@ class StackRows {
   Column<uint32_t> own_;  // the row whose frames a row has too; 0: none
 };
 
-// Actions are numbered in the order of their appearance, after those of actions.h.
+// Actions are numbered in the order of their appearance, after those of allocator_rules.h.
 class ActionRows {
  public:
   static constexpr uint8_t kNone = UINT8_MAX;

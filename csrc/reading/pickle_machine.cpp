@@ -1,6 +1,6 @@
-#include "pickle_machine.h"
-
 #include <algorithm>
+
+#include "row_builder.h"
 
 namespace pytracer::reading {
 
@@ -25,27 +25,14 @@ struct Refused {
   const char* what;
 };
 constexpr Refused kRefused[] = {
-    {'R', "a call (REDUCE)"},
-    {'b', "the state of an object (BUILD)"},
-    {'o', "an object (OBJ)"},
-    {0x81, "an object (NEWOBJ)"},
-    {0x92, "an object (NEWOBJ_EX)"},
-    {0x82, "an extension (EXT1)"},
-    {0x83, "an extension (EXT2)"},
-    {0x84, "an extension (EXT4)"},
-    {'P', "an external object (PERSID)"},
-    {'Q', "an external object (BINPERSID)"},
-    {0x97, "a buffer from elsewhere (NEXT_BUFFER)"},
-    {0x98, "a buffer (READONLY_BUFFER)"},
-    {0x96, "a bytearray (BYTEARRAY8)"},
-    {'B', "bytes (BINBYTES)"},
-    {'C', "bytes (SHORT_BINBYTES)"},
-    {0x8e, "bytes (BINBYTES8)"},
-    {'T', "bytes (BINSTRING)"},
-    {'U', "bytes (SHORT_BINSTRING)"},
-    {0x8f, "a set (EMPTY_SET)"},
-    {0x90, "a set (ADDITEMS)"},
-    {0x91, "a set (FROZENSET)"},
+    {'R', "a call (REDUCE)"}, {'b', "the state of an object (BUILD)"},
+    {'o', "an object (OBJ)"}, {0x81, "an object (NEWOBJ)"}, {0x92, "an object (NEWOBJ_EX)"},
+    {0x82, "an extension (EXT1)"}, {0x83, "an extension (EXT2)"}, {0x84, "an extension (EXT4)"},
+    {'P', "an external object (PERSID)"}, {'Q', "an external object (BINPERSID)"},
+    {0x97, "a buffer from elsewhere (NEXT_BUFFER)"}, {0x98, "a buffer (READONLY_BUFFER)"},
+    {0x96, "a bytearray (BYTEARRAY8)"}, {'B', "bytes (BINBYTES)"}, {'C', "bytes (SHORT_BINBYTES)"},
+    {0x8e, "bytes (BINBYTES8)"}, {'T', "bytes (BINSTRING)"}, {'U', "bytes (SHORT_BINSTRING)"},
+    {0x8f, "a set (EMPTY_SET)"}, {0x90, "a set (ADDITEMS)"}, {0x91, "a set (FROZENSET)"},
 };
 constexpr std::string_view kTextOpcodes = "IFLSVgp";  // INT FLOAT LONG STRING UNICODE GET PUT
 constexpr size_t kMostName = 200;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "actions.h"
+#include "allocator_rules.h"
 #include "snapshot_keys.h"
 
 namespace pytracer::reading {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "pickle_machine.h"
+#include "row_builder.h"
 #include "snapshot_keys.h"
 
 namespace pytracer::reading {

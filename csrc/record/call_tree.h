@@ -22,7 +22,6 @@
 #include "frames/frame_walk.h"
 #include "record/stack_link.h"
 #include "support/intern_table.h"
-#include "support/interner.h"
 #include "support/mix.h"
 
 namespace pytracer {

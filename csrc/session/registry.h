@@ -23,7 +23,6 @@
 #include "record/clock.h"
 #include "record/recorder.h"
 #include "session/box_notes.h"
-#include "session/keeper.h"
 #include "view/view.h"
 
 namespace pytracer {

@@ -5,7 +5,7 @@
 //    the file system then takes microseconds, or longer while its disk is busy.
 // 2. File space is taken before it is touched (fallocate), piece by piece. Where there is none any more,
 //    the rest of the table is memory of the process alone, and the box says so. So a full disk is no
-//    SIGBUS, and a limit of the file's size no SIGXFSZ. A thread takes it ahead (session/keeper.h), because
+//    SIGBUS, and a limit of the file's size no SIGXFSZ. A thread takes it ahead (session/box_notes.h), because
 //    the file system may wait for its disk. A hook does so only if it fills a table faster than the thread
 //    can follow, or if there is no thread.
 // 3. The descriptor may be closed, or be another file's, by the program's doing: it is compared each time.
@@ -32,24 +32,10 @@ namespace pytracer {
 
 // What an array of a box has. A table of names has two arrays: of its strings, and of their bytes.
 enum class BoxKind : uint32_t {
-  none,
-  ring,
-  blocks,
-  segments,
-  uses,
-  pools,
-  labels,
-  texts,
-  codes,
-  frames,
-  nodes,
-  names,
-  phases,
-  node_types,
-  steps,
-  clock,
-  accelerator_clock,
-  description,
+  none, ring, blocks, segments, uses,
+  pools, labels, texts,
+  codes, frames, nodes, names,
+  phases, node_types, steps, clock, accelerator_clock, description,
   spare = 1 << 16,  // with the kind that it will have: readers do not look at it
 };
 

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "support/interner.h"
+#include "support/linear_hash.h"
 
 namespace pytracer {
 

@@ -1,9 +1,8 @@
-#include "tensors/graphs.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "holders/references.h"
+#include "tensors/kept.h"
 #include "tensors/model_copy.h"
 
 namespace pytracer {

@@ -21,16 +21,7 @@
 namespace pytracer {
 
 // The names are below, and in pytracer/owners/.
-enum class Category : uint8_t {
-  unknown,
-  parameter,
-  buffer,
-  gradient,
-  optimizer_state,
-  mixed,
-  workspace,
-  activation,
-};
+enum class Category : uint8_t { unknown, parameter, buffer, gradient, optimizer_state, mixed, workspace, activation };
 
 // Why a block has its category.
 enum class Rule : uint8_t {

@@ -121,9 +121,8 @@ py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& 
     options.has_all_blocks &= is_cpu || (allocated.count(device) != 0 && allocated.at(device) == bytes);
   }
   for (const py::handle& each : owned) {
-    const auto owner = py::reinterpret_borrow<py::tuple>(each);
-    const auto address = owner[0].cast<uint64_t>();
-    options.owned.push_back({{owner[2].cast<int>(), address}, address + owner[1].cast<uint64_t>()});
+    const auto [address, bytes, device] = each.cast<std::tuple<uint64_t, uint64_t, int>>();
+    options.owned.push_back({{device, address}, address + bytes});
   }
   for (const py::handle& each : roots) options.roots.push_back(each.ptr());
   TensorReader reader(torch);

@@ -131,19 +131,17 @@ std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py
                                     const py::str& unheld, uint64_t unsearched) {
   std::vector<Owner> made;
   made.reserve(owners.size());
-  for (const py::handle& item : owners) {
-    const auto owner = py::reinterpret_borrow<py::tuple>(item);
-    const auto category = owner[3].cast<uint8_t>();
-    const auto rule = owner[4].cast<uint8_t>();
+  for (const py::handle& each : owners) {
+    const auto [address, bytes, device, category, rule, name] =
+        each.cast<std::tuple<uint64_t, uint64_t, int, uint8_t, uint8_t, py::object>>();
     const bool is_known = category < kCategoryNames.size() && rule < kRuleNames.size();
     if (!is_known) throw py::index_error("no such category or rule");
-    made.push_back({owner[0].cast<uint64_t>(), owner[1].cast<uint64_t>(), owner[2].cast<int>(),
-                    static_cast<Category>(category), static_cast<Rule>(rule), utf8(owner[5])});
+    made.push_back({address, bytes, device, static_cast<Category>(category), static_cast<Rule>(rule), utf8(name)});
   }
   std::vector<Holder> held;
-  for (const py::handle& item : holders) {
-    const auto holder = py::reinterpret_borrow<py::tuple>(item);
-    held.push_back({holder[0].cast<uint64_t>(), holder[1].cast<int>(), utf8(holder[2])});
+  for (const py::handle& each : holders) {
+    const auto [address, device, text] = each.cast<std::tuple<uint64_t, int, py::object>>();
+    held.push_back({address, device, utf8(text)});
   }
   const Owners::Missing missing{unread, unread_gradients, !has_all_modules, unsearched};
   return std::make_shared<Owners>(std::move(marks), std::move(made), std::move(held), missing, utf8(unheld));

@@ -86,16 +86,20 @@ class ForwardReplay {
     const auto begin = static_cast<uint64_t>(trace_.address[event]);
     const uint64_t end = begin + static_cast<uint64_t>(trace_.size_bytes[event]);
     switch (trace_.action[event]) {
-      case kAlloc:
-        return allocate(undone_.blocks[undone_.event_block[event]]);
+      case kAlloc: return allocate(undone_.blocks[undone_.event_block[event]]);
       case kFreeRequested:
         allocated_ -= undone_.blocks[undone_.event_block[event]].size;
         return;
-      case kFreeCompleted:
-        return complete_free(undone_.blocks[undone_.event_block[event]]);
+      case kFreeCompleted: {
+        const Block& block = undone_.blocks[undone_.event_block[event]];
+        if (block.free_requested_event == block.free_event) allocated_ -= block.size;
+        free_.give_back(block.address, block.address + block.size, block.segment);
+        requested_ -= block.requested;
+        active_ -= block.size;
+        return;
+      }
       case kSegmentAlloc:
-      case kSegmentMap:
-        return add_segment(begin, end, trace_.action[event] == kSegmentMap);
+      case kSegmentMap: return add_segment(begin, end, trace_.action[event] == kSegmentMap);
       case kSegmentFree:
         if (!free_.remove_segment(begin, end)) throw Misfit{"the memory was not free before it"};
         --segments_;
@@ -105,8 +109,7 @@ class ForwardReplay {
         if (!free_.unmap(begin, end)) throw Misfit{"the memory was not free before it"};
         reserved_ -= end - begin;
         return;
-      default:
-        return;
+      default: return;
     }
   }
 
@@ -135,13 +138,6 @@ class ForwardReplay {
       history_.exact_from = std::max(history_.exact_from, block.free_event + int64_t{1});
     }
     add_lifetime(block);
-  }
-
-  void complete_free(const Block& block) {
-    if (block.free_requested_event == block.free_event) allocated_ -= block.size;
-    free_.give_back(block.address, block.address + block.size, block.segment);
-    requested_ -= block.requested;
-    active_ -= block.size;
   }
 
   // Marks the block as sized if its least possible size is its size, whatever memory was free when it

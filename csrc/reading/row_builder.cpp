@@ -228,23 +228,18 @@ Value RowBuilder::segment(const Items& items) {
   RowRange blocks = values_.rows(block_list, Kind::block, "a segment's blocks");
   if (blocks.begin == blocks.end) blocks = {claimed_blocks_, claimed_blocks_};
   const size_t number = segments.size.size() - 1;
-  claim_blocks(blocks, number, address);
+  if (blocks.begin != claimed_blocks_) damaged("the blocks of the segments are in another order");
+  claimed_blocks_ = blocks.end;
+  BlockColumns& all = tables_.blocks;
+  int64_t next = address;
+  for (uint64_t i = blocks.begin; i < blocks.end; ++i) {
+    watch_.tick();
+    all.segment[i] = static_cast<int64_t>(number);
+    if (all.address[i] < 0) all.address[i] = next;
+    if (__builtin_add_overflow(all.address[i], all.size[i], &next)) next = INT64_MAX;
+  }
   segments.first_block.back() = static_cast<int64_t>(blocks.begin);
   return Value(Kind::segment, number);
-}
-
-// Assigns blocks to a segment that begins at `address`.
-void RowBuilder::claim_blocks(RowRange rows, size_t segment, int64_t address) {
-  BlockColumns& blocks = tables_.blocks;
-  if (rows.begin != claimed_blocks_) damaged("the blocks of the segments are in another order");
-  claimed_blocks_ = rows.end;
-  int64_t next = address;
-  for (uint64_t i = rows.begin; i < rows.end; ++i) {
-    watch_.tick();
-    blocks.segment[i] = static_cast<int64_t>(segment);
-    if (blocks.address[i] < 0) blocks.address[i] = next;
-    if (__builtin_add_overflow(blocks.address[i], blocks.size[i], &next)) next = INT64_MAX;
-  }
 }
 
 void RowBuilder::note_unknown(std::string_view row, Value key) {

@@ -90,7 +90,6 @@ class RowBuilder {
   void read_backward(std::string_view row, Value key, Value value, Backward& backward);
   uint32_t with_backward(uint32_t stack, Backward backward);
   void read_history(Value list, int64_t& requested, uint32_t& stack);
-  void claim_blocks(RowRange rows, size_t segment, int64_t address);
 
   Tables& tables_;
   Watch& watch_;

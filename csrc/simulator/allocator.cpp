@@ -115,7 +115,8 @@ Block* Allocator::find_memory(BlockPool& pool, uint64_t size, uint64_t stream) {
 Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stream) {
   const uint64_t bytes = rules_.segment_bytes(size);
   // An expandable allocator, too, counts a request's segment against the fraction, not its pages.
-  if (!fits_fraction(bytes)) return nullptr;
+  const bool has_limit = rules_.limit_bytes != kNoLimit;
+  if (bytes > kMostBytes || (has_limit && counts_.reserved_bytes + bytes > rules_.limit_bytes)) return nullptr;
   if (rules_.expandable) return expand(pool, size, stream);
   if (!fits_device(bytes)) return nullptr;
   const uint64_t address = addresses_.take(bytes);
@@ -124,11 +125,6 @@ Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stre
   ++counts_.device_allocs;
   host_.on_call(DeviceCall::alloc, address, bytes);
   return make_block(stream, address, bytes, pool, segment);
-}
-
-bool Allocator::fits_fraction(uint64_t bytes) const {
-  return bytes <= kMostBytes &&
-         (rules_.limit_bytes == kNoLimit || counts_.reserved_bytes + bytes <= rules_.limit_bytes);
 }
 
 bool Allocator::fits_device(uint64_t bytes) const {
@@ -180,13 +176,6 @@ void Allocator::merge(Block* block, Block* neighbour) {
   }
   block->size += neighbour->size;
   blocks_.discard(neighbour);
-}
-
-void Allocator::link_before(Block* block, Block* next) {
-  block->next = next;
-  block->prev = next->prev;
-  if (block->prev != nullptr) block->prev->next = block;
-  next->prev = block;
 }
 
 void Allocator::link_after(Block* block, Block* prev) {

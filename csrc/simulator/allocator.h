@@ -73,9 +73,7 @@ class Allocator {
   Block* align(Block* block, uint64_t size);
   void split(Block* block, uint64_t size);
   void merge(Block* block, Block* neighbour);
-  void link_before(Block* block, Block* next);
   void link_after(Block* block, Block* prev);
-  bool fits_fraction(uint64_t bytes) const;
   bool fits_device(uint64_t bytes) const;
   void add_reserved(uint64_t bytes);
   void remove_reserved(uint64_t bytes);
@@ -85,7 +83,6 @@ class Allocator {
   Block* find_room(BlockPool& pool, uint64_t size, uint64_t stream);
   uint64_t page_bytes(const BlockPool& pool) const;
   uint64_t range_bytes(const BlockPool& pool) const;
-  Block* reserve_range(BlockPool& pool, uint64_t stream);
   bool map(Block* block, uint64_t size);
   void unmap(Block* block);
 

@@ -106,7 +106,11 @@ class Run final : public Host {
   bool request(size_t i) {
     switch (static_cast<Kind>(requests_.kind[i])) {
       case Kind::allocate: {
-        if (is_made_at_start(i)) return true;
+        const auto block = static_cast<size_t>(requests_.block[i]);
+        if (!is_from_start_.empty() && is_from_start_[block]) {
+          is_from_start_[block] = false;
+          return true;
+        }
         if (block_of(i) != nullptr) refuse(i, "the allocated block", requests_.block[i]);
         Block* made = allocate(i);
         block_of(i) = made;
@@ -138,14 +142,6 @@ class Run final : public Host {
       case Kind::empty_cache: allocator_.empty_cache(); return true;
     }
     return true;
-  }
-
-  bool is_made_at_start(size_t i) {
-    if (is_from_start_.empty()) return false;
-    const auto block = static_cast<size_t>(requests_.block[i]);
-    const bool is_made = is_from_start_[block];
-    is_from_start_[block] = false;
-    return is_made;
   }
 
   void note() {

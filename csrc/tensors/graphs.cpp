@@ -23,7 +23,11 @@ class GraphReader : public Graphs {
     for (PyObject* each : functions) waiting_.emplace_back(py::reinterpret_borrow<py::object>(each), 0);
     for (PyObject* each : tensors) begin(each);  // their nodes come first, because they tell what keeps a node
     has_untrained_ = !models.empty();
-    walk();
+    while (!waiting_.empty()) {
+      const auto [node, kept_by] = std::move(waiting_.back());
+      waiting_.pop_back();
+      if (node && !node.is_none() && !follow(node, kept_by)) break;
+    }
     if (is_complete && has_untrained_) name_untrained(models);
     for (PyObject* each : checkpoints) read_checkpoint(each);
     for (const auto& [node, tensor] : made_by_) graph_of[tensor] = tensor;
@@ -47,14 +51,6 @@ class GraphReader : public Graphs {
       waiting_.emplace_back(std::move(node), number);
     } else {  // another view of the same tensor
       later[number] = graph_of[number] = place->second;
-    }
-  }
-
-  void walk() {
-    while (!waiting_.empty()) {
-      const auto [node, kept_by] = std::move(waiting_.back());
-      waiting_.pop_back();
-      if (node && !node.is_none() && !follow(node, kept_by)) break;
     }
   }
 

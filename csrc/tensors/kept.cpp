@@ -90,7 +90,9 @@ class KeptSearch {
     for (Graphs::Saved& each : graphs.saved) {
       const StorageBegin begin{each.memory.device, each.memory.begin};
       const uint64_t end = each.memory.begin + each.memory.storage_size;
-      if (!known.insert(begin).second || begins_in(options_.owned, begin, end)) continue;
+      const auto next = std::lower_bound(options_.owned.begin(), options_.owned.end(), Ranges::value_type(begin, 0));
+      const bool has_owner = next != options_.owned.end() && next->first < StorageBegin(begin.first, end);
+      if (!known.insert(begin).second || has_owner) continue;
       kept_.graphs[begin] = each.kept_by;
       if (options_.devices.count(begin.first) == 0) continue;
       owned.push_back({begin, end});
@@ -102,11 +104,6 @@ class KeptSearch {
     kept_.unread = graphs.unread + (graphs.is_complete ? 0 : 1);
     kept_.later = std::move(graphs.later);
     graph_of_ = std::move(graphs.graph_of);
-  }
-
-  static bool begins_in(const Ranges& ranges, const StorageBegin& begin, uint64_t end) {
-    const auto next = std::lower_bound(ranges.begin(), ranges.end(), Ranges::value_type(begin, 0));
-    return next != ranges.end() && next->first < StorageBegin(begin.first, end);
   }
 
   static bool covers(const Ranges& ranges, const StorageBegin& place) {

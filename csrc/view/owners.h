@@ -21,7 +21,9 @@
 namespace pytracer {
 
 // The names are below, and in pytracer/owners/.
-enum class Category : uint8_t { unknown, parameter, buffer, gradient, optimizer_state, mixed, workspace, activation };
+enum class Category : uint8_t {
+  unknown, parameter, buffer, gradient, optimizer_state, mixed, workspace, activation
+};
 
 // Why a block has its category.
 enum class Rule : uint8_t {
@@ -87,9 +89,6 @@ class Owners {
   const Missing& missing() const noexcept { return missing_; }
 
  private:
-  // The text of the first holder in a block, or of what no tensor has; null: neither is known.
-  const std::string* holder_in(uint64_t address, uint64_t size, int device) const;
-
   std::vector<DeviceLog::Mark> marks_;
   std::vector<Owner> owners_;    // by device and address
   std::vector<Holder> holders_;  // by device and address

@@ -179,18 +179,13 @@ Owners::Found Owners::find(uint64_t address, uint64_t size, const LiveBlock* liv
     if (found.first == nullptr || owner->size > found.first->size) found.first = &*owner;
     ++found.count;
   }
-  found.holder = holder_in(address, size, device);
-  const bool is_owned = found.category != Category::unknown && found.category != Category::activation;
-  if (is_owned && found.holder == &unheld_) found.holder = nullptr;
-  return found;
-}
-
-const std::string* Owners::holder_in(uint64_t address, uint64_t size, int device) const {
+  // The first holder in the block, or what keeps memory that no tensor has.
   const auto holder = first_from(holders_, address, device);
-  const bool is_in = holder != holders_.end() && holder->device == device &&
-                     holder->address - address < size;
-  const std::string& text = is_in ? holder->text : unheld_;
-  return text.empty() ? nullptr : &text;
+  const bool is_held = holder != holders_.end() && holder->device == device && holder->address - address < size;
+  const bool is_owned = found.category != Category::unknown && found.category != Category::activation;
+  const std::string& text = is_held ? holder->text : unheld_;
+  if (!text.empty() && (is_held || !is_owned)) found.holder = &text;
+  return found;
 }
 
 const Owner* Owners::parameter_at(uint64_t address, int device) const {

@@ -52,7 +52,12 @@ class PythonValues {
         count(kLong);
         return (py::int_(heap.high_part(value)) << py::int_(64)) | py::int_(heap.low_part(value));
       case Kind::real: return count(kNumber), py::float_(heap.real(value));
-      case Kind::string: return shared_text(value.index());
+      case Kind::string: {
+        const uint64_t bytes = tables_.strings.at(value.index()).size();
+        if (bytes > text_left_) damaged("values refer to long texts too often");
+        text_left_ -= bytes;
+        return strings[value.index()];
+      }
       case Kind::object:
         if (!heap.is_resolved(value)) return make_object(value, depth);
         [[fallthrough]];
@@ -102,13 +107,6 @@ class PythonValues {
       case Kind::string: return make(value);
       default: damaged("a dict has a key that is no text and no number");
     }
-  }
-
-  py::object shared_text(uint32_t number) {
-    const uint64_t bytes = tables_.strings.at(number).size();
-    if (bytes > text_left_) damaged("values refer to long texts too often");
-    text_left_ -= bytes;
-    return strings[number];
   }
 
   void count(uint64_t bytes) {

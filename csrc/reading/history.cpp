@@ -75,8 +75,7 @@ class ForwardReplay {
         allocate(block);
       } catch (const Misfit& misfit) {
         throw ContradictionError(described("an older block", static_cast<int64_t>(block.size),
-                                           static_cast<int64_t>(address)) +
-                                 ": " + misfit.reason);
+                                           static_cast<int64_t>(address)) + ": " + misfit.reason);
       }
       if (block.free_requested_event == Block::kBefore) allocated_ -= block.size;
     }

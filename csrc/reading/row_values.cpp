@@ -95,8 +95,7 @@ Value RowValues::frame_of(uint32_t text) {
   const uint32_t file =
       tables_.strings.intern(std::string_view(line).substr(kBegin.size(), number - kBegin.size()));
   const uint32_t name = tables_.strings.intern(line.substr(function + kFunction.size()));
-  return frame_of_text_[text] =
-             Value(Kind::frame, tables_.frames.intern(file, name, line_number));
+  return frame_of_text_[text] = Value(Kind::frame, tables_.frames.intern(file, name, line_number));
 }
 
 uint32_t RowValues::pool(Value pair) {

@@ -25,8 +25,7 @@ uint32_t ForwardStacks::attribute(StackTable& stacks, ThreadSlot& slot, const py
     state.thread = cursor.thread;
     state.next_sequence = autograd_.next_sequence();
   }
-  const bool has_new_nodes =
-      state.next_sequence != cursor.next || state.thread != cursor.thread;
+  const bool has_new_nodes = state.next_sequence != cursor.next || state.thread != cursor.thread;
   if (!has_new_nodes) cursor.period = period_.load(std::memory_order_relaxed);
   if (state.node == nullptr) {
     if (has_new_nodes) {
@@ -83,8 +82,7 @@ __attribute__((noinline)) uint32_t ForwardStacks::parameter_of(const void* node)
 bool ForwardStacks::fits(const Forward& forward, const void* node,
                          NodeTypes::Output output) const noexcept {
   if (output == NodeTypes::Output::unknown) return false;
-  const bool is_new =
-      output == NodeTypes::Output::allocated ||
+  const bool is_new = output == NodeTypes::Output::allocated ||
       (output == NodeTypes::Output::keeps_both && autograd_.has_two_gradients(node) != 0) ||
       autograd_.changes_shape(node) != 0;
   if (!is_new) return false;

@@ -97,8 +97,7 @@ void SnapshotWriter::write_event(const Event& event, uint8_t action, const Devic
   write_pool_id(names.pool(event.pool));
   write_stack(visible_stack(event, view_.context), parameter);
   out_.key(compile_context_);
-  write_label(names.text(labels.compile_context),
-              device.is_host() ? no_metadata_ : not_compiled_);
+  write_label(names.text(labels.compile_context), device.is_host() ? no_metadata_ : not_compiled_);
   out_.key(user_metadata_);
   if (labels.user_metadata != 0 || event.phase == 0) {
     write_label(names.text(labels.user_metadata), no_metadata_);

@@ -35,8 +35,7 @@ void add_segment(void* context, const pytracer_segment* segment) noexcept {
 void add_setting(void* context, const pytracer_setting* setting) noexcept {
   const auto text = [](const char* given) { return given != nullptr ? given : ""; };
   without_exceptions(context, [&](AllocatorState& state) {
-    state.settings.push_back(
-        {*setting, text(setting->group), setting->key, text(setting->text)});
+    state.settings.push_back({*setting, text(setting->group), setting->key, text(setting->text)});
   });
 }
 

@@ -216,8 +216,7 @@ py::tuple replay_arrays(const Input<uint8_t>& action, const Input<int64_t>& addr
   const AllocatorRules allocator_rules = to_rules(rules);
   const GilScope scope;
   PythonWatch watch(scope);
-  History history =
-      outside_gil([&] { return replay(trace, final_state, allocator_rules, watch); });
+  History history = outside_gil([&] { return replay(trace, final_state, allocator_rules, watch); });
   return py::make_tuple(to_arrays(history.usage), to_arrays(history.blocks), history.exact_from);
 }
 

@@ -31,8 +31,7 @@ simulator::Rules to_simulators_rules(const py::dict& values) {
   set(rules.alignment_bytes, "alignment_bytes");
   const auto tie = values["tie"].cast<std::string>();
   rules.tie = tie == "address"   ? simulator::Tie::by_address
-              : tie == "segment" ? simulator::Tie::by_segment
-                                 : simulator::Tie::by_creation;
+              : tie == "segment" ? simulator::Tie::by_segment : simulator::Tie::by_creation;
   const auto check = [](bool is_valid, const char* name) {
     if (!is_valid) throw py::value_error(std::string(name) + " is out of range");
   };
@@ -43,8 +42,7 @@ simulator::Rules to_simulators_rules(const py::dict& values) {
   check(rules.range_factor >= 0 && rules.range_factor <= 16, "range_factor");
   check(rules.range_bytes <= 16 * most, "range_bytes");
   check(rules.total_bytes <= most, "total_bytes");
-  check(rules.collection_threshold >= 0 && rules.collection_threshold <= 1,
-        "collection_threshold");
+  check(rules.collection_threshold >= 0 && rules.collection_threshold <= 1, "collection_threshold");
   return rules;
 }
 
@@ -115,8 +113,7 @@ void register_simulate(py::module_& m) {
   py::register_local_exception<simulator::RequestError>(m, "RequestError", PyExc_ValueError);
   m.def("simulate", &simulate_arrays, py::arg("kind"), py::arg("block"), py::arg("size_bytes"),
         py::arg("stream"), py::arg("pool"), py::arg("rules"), py::arg("with_curve") = false,
-        py::arg("with_calls") = false, py::arg("continues") = false,
-        py::arg("start") = py::none());
+        py::arg("with_calls") = false, py::arg("continues") = false, py::arg("start") = py::none());
 }
 
 }  // namespace pytracer::reading

@@ -6,7 +6,14 @@ namespace pytracer::reading {
 
 void FreeSpace::add_segment(uint64_t begin, uint64_t end) {
   segment_bytes_.push_back(end - begin);
+  reserved_bytes_ += end - begin;
+  ++segments_;
   add(begin, end, static_cast<SegmentId>(segment_bytes_.size() - 1));
+}
+
+void FreeSpace::map(uint64_t begin, uint64_t end) {
+  reserved_bytes_ += end - begin;
+  add(begin, end, kExpandable);
 }
 
 bool FreeSpace::remove_segment(uint64_t begin, uint64_t end) {
@@ -16,6 +23,8 @@ bool FreeSpace::remove_segment(uint64_t begin, uint64_t end) {
       segment_bytes_[extent->second.segment] != end - begin) {
     return false;
   }
+  --segments_;
+  reserved_bytes_ -= end - begin;
   remove(extent, begin, end);
   return true;
 }
@@ -26,6 +35,7 @@ bool FreeSpace::unmap(uint64_t begin, uint64_t end) {
       extent->second.segment != kExpandable) {
     return false;
   }
+  reserved_bytes_ -= end - begin;
   remove(extent, begin, end);
   return true;
 }

@@ -31,11 +31,16 @@ class FreeSpace {
   // Add a segment, or mapped memory of an expandable segment; both are free at first. The address
   // range must be unused.
   void add_segment(uint64_t begin, uint64_t end);
-  void map(uint64_t begin, uint64_t end) { add(begin, end, kExpandable); }
+  void map(uint64_t begin, uint64_t end);
   // Return false if the range is not completely free, or belongs to another segment.
   bool remove_segment(uint64_t begin, uint64_t end);
   bool unmap(uint64_t begin, uint64_t end);
 
+  // Whether a part of the range is free.
+  bool overlaps(uint64_t begin, uint64_t end) const {
+    const auto extent = extents_.upper_bound(begin);
+    return extent != extents_.end() && extent->second.begin < end;
+  }
   // The extent that contains an address.
   std::optional<Extent> at(uint64_t address) const;
   // Takes the range, which must be within one extent.
@@ -45,6 +50,9 @@ class FreeSpace {
   uint64_t largest_bytes() const { return counts_.empty() ? 0 : counts_.rbegin()->first; }
   // Free bytes next to blocks, in segments that are not expandable.
   uint64_t split_bytes() const { return split_bytes_; }
+  // Of all segments, free or not; and how many do not expand.
+  uint64_t reserved_bytes() const { return reserved_bytes_; }
+  uint64_t segments() const { return segments_; }
   double sum_of_squares() const { return static_cast<double>(squares_); }
 
  private:
@@ -63,7 +71,7 @@ class FreeSpace {
   std::map<uint64_t, uint32_t> counts_;  // of extents, by size
   std::vector<uint64_t> segment_bytes_{0};
   uint128 squares_ = 0;
-  uint64_t split_bytes_ = 0;
+  uint64_t split_bytes_ = 0, reserved_bytes_ = 0, segments_ = 0;
 };
 
 }  // namespace pytracer::reading

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "free_space.h"
 #include "undo.h"
 
 namespace pytracer::reading {
@@ -57,10 +56,6 @@ class ForwardReplay {
 
  private:
   void begin() {
-    for (const auto& [address, segment] : undone_.segments) {
-      watch_.tick();
-      add_segment(address, segment.end, segment.is_expandable);
-    }
     for (Block& block : undone_.blocks) {
       watch_.tick();
       const uint64_t padded = rules_.rounded(block.requested + rules_.padding_bytes);
@@ -97,29 +92,16 @@ class ForwardReplay {
         active_ -= block.size;
         return;
       }
-      case kSegmentAlloc:
-      case kSegmentMap: return add_segment(begin, end, trace_.action[event] == kSegmentMap);
+      case kSegmentAlloc: return free_.add_segment(begin, end);
+      case kSegmentMap: return free_.map(begin, end);
       case kSegmentFree:
         if (!free_.remove_segment(begin, end)) throw Misfit{"the memory was not free before it"};
-        --segments_;
-        reserved_ -= end - begin;
         return;
       case kSegmentUnmap:
         if (!free_.unmap(begin, end)) throw Misfit{"the memory was not free before it"};
-        reserved_ -= end - begin;
         return;
       default: return;
     }
-  }
-
-  void add_segment(uint64_t begin, uint64_t end, bool is_expandable) {
-    if (is_expandable) {
-      free_.map(begin, end);
-    } else {
-      free_.add_segment(begin, end);
-      ++segments_;
-    }
-    reserved_ += end - begin;
   }
 
   void allocate(Block& block) {
@@ -199,11 +181,11 @@ class ForwardReplay {
     note(usage.requested_bytes, requested_);
     note(usage.allocated_bytes, allocated_);
     note(usage.active_bytes, active_);
-    note(usage.reserved_bytes, reserved_);
+    note(usage.reserved_bytes, free_.reserved_bytes());
     note(usage.inactive_split_bytes, free_.split_bytes());
     note(usage.largest_free_bytes, free_.largest_bytes());
     note(usage.free_squares, free_.sum_of_squares());
-    note(usage.segments, segments_);
+    note(usage.segments, free_.segments());
   }
 
   const TraceView& trace_;
@@ -211,8 +193,8 @@ class ForwardReplay {
   const AllocatorRules rules_;
   History& history_;
   Watch& watch_;
-  FreeSpace free_;
-  uint64_t requested_ = 0, allocated_ = 0, active_ = 0, reserved_ = 0, segments_ = 0;
+  FreeSpace free_{std::move(undone_.segments)};
+  uint64_t requested_ = 0, allocated_ = 0, active_ = 0;
 };
 
 }  // namespace

@@ -101,9 +101,12 @@ class Undo : public Undone {
     if (action > kSegmentUnmap) return;
     const Range place =
         range(trace_.address[event], static_cast<uint64_t>(trace_.size_bytes[event]));
-    if (action == kSegmentAlloc) return take_segment(place);
-    if (action == kSegmentMap) return take_mapped(place);
-    add_segment(place, action == kSegmentUnmap);
+    if (action != kSegmentAlloc && action != kSegmentMap) return add_segment(place, action == kSegmentUnmap);
+    if (action == kSegmentAlloc && !segments.remove_segment(place.begin, place.end)) {
+      throw Misfit{"there is no such segment afterwards"};
+    }
+    if (action == kSegmentMap && !segments.unmap(place.begin, place.end)) throw Misfit{"it is not mapped afterwards"};
+    if (!is_free(place)) throw Misfit{"a block in it is older"};
   }
 
   void undo_alloc(size_t event) {
@@ -114,8 +117,7 @@ class Undo : public Undone {
     if (found != live.begin()) {
       Block& previous = blocks[std::prev(found)->second];
       if (!previous.is_sized && previous.room == block.address - previous.address) {
-        const auto segment = std::prev(segments.upper_bound(block.address));
-        previous.is_followed |= segment->first <= previous.address;
+        previous.is_followed |= segments.at(block.address)->begin <= previous.address;
       }
     }
     live.erase(found);
@@ -158,16 +160,14 @@ class Undo : public Undone {
   void add_block(const Block& block) {
     if (blocks.size() >= UINT32_MAX) throw Misfit{"more blocks than can be counted"};
     const uint64_t end = block.address + block.size;
-    const auto segment = segments.upper_bound(block.address);
-    if (segment == segments.begin() || std::prev(segment)->second.end < end) {
-      throw Misfit{"there is no segment afterwards"};
-    }
+    const auto segment = segments.at(block.address);
+    if (!segment || segment->end < end) throw Misfit{"there is no segment afterwards"};
     const auto [place, is_new] = live.emplace(block.address, static_cast<uint32_t>(blocks.size()));
     if (!is_new) throw Misfit{"another block is there afterwards"};
     blocks.push_back(block);
     Block& added = blocks.back();
-    added.is_expandable = std::prev(segment)->second.is_expandable;
-    added.room = std::prev(segment)->second.end - block.address;
+    added.is_expandable = segment->segment == FreeSpace::kExpandable;
+    added.room = segment->end - block.address;
     if (const auto next = std::next(place); next != live.end()) {
       if (next->first < end) throw Misfit{"another block is there afterwards"};
       added.room = std::min(added.room, next->first - block.address);
@@ -181,48 +181,8 @@ class Undo : public Undone {
   }
 
   void add_segment(Range place, bool is_expandable) {
-    auto next = segments.lower_bound(place.begin);
-    if (next != segments.end() && next->first < place.end) {
-      throw Misfit{"another segment is there afterwards"};
-    }
-    if (next != segments.begin()) {
-      const auto previous = std::prev(next);
-      if (previous->second.end > place.begin) throw Misfit{"another segment is there afterwards"};
-      if (is_expandable && previous->second.is_expandable && previous->second.end == place.begin) {
-        place.begin = previous->first;
-        segments.erase(previous);
-      }
-    }
-    if (is_expandable && next != segments.end() && next->second.is_expandable &&
-        next->first == place.end) {
-      place.end = next->second.end;
-      next = segments.erase(next);
-    }
-    segments.emplace_hint(next, place.begin, Segment{place.end, is_expandable});
-  }
-
-  void take_segment(Range place) {
-    const auto found = segments.find(place.begin);
-    if (found == segments.end() || found->second.end != place.end || found->second.is_expandable) {
-      throw Misfit{"there is no such segment afterwards"};
-    }
-    if (!is_free(place)) throw Misfit{"a block in it is older"};
-    segments.erase(found);
-  }
-
-  void take_mapped(Range place) {
-    auto found = segments.upper_bound(place.begin);
-    if (found == segments.begin()) throw Misfit{"it is not mapped afterwards"};
-    --found;
-    const auto [begin, segment] = *found;
-    if (!segment.is_expandable || segment.end < place.end) throw Misfit{"it is not mapped afterwards"};
-    if (!is_free(place)) throw Misfit{"a block in it is older"};
-    if (begin < place.begin) {
-      found->second.end = place.begin;
-    } else {
-      segments.erase(found);
-    }
-    if (place.end < segment.end) segments.emplace(place.end, Segment{segment.end, true});
+    if (segments.overlaps(place.begin, place.end)) throw Misfit{"another segment is there afterwards"};
+    is_expandable ? segments.map(place.begin, place.end) : segments.add_segment(place.begin, place.end);
   }
 
   bool is_free(Range place) const {

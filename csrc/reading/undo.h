@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "free_space.h"
 #include "history.h"
 
 namespace pytracer::reading {
@@ -39,18 +40,12 @@ struct Block {
   int32_t state_block = -1;
 };
 
-struct Segment {
-  uint64_t end;
-  bool is_expandable;
-};
-
 struct Undone {
   std::vector<Block> blocks;
   std::vector<uint32_t> event_block;  // by event: the block that it allocates or frees
-  // The state before the trace, by address. `live` has indices into `blocks`; pieces of expandable
-  // segments that touch are one segment.
+  // The state before the trace: indices into `blocks` by address, and the segments, as if all were free.
   std::map<uint64_t, uint32_t> live;
-  std::map<uint64_t, Segment> segments;
+  FreeSpace segments;
 };
 Undone undone(const TraceView& trace, const StateView& state, const AllocatorRules& rules, Watch& watch);
 

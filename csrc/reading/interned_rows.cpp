@@ -27,25 +27,18 @@ uint32_t StackRows::intern(const Heap::Items& items) {
 }
 
 uint32_t StackRows::intern(uint32_t stack, const Backward& backward) {
-  const uint64_t hash = mix(mix(mix(mix(mix(0, stack), backward.forward), backward.node),
-                                backward.phase),
-                            uint64_t{backward.is_exact});
-  return backward_index_.intern(
-      hash, ends.size(),
-      [&](uint32_t row) {
-        return own_[row] == stack && forward[row] == backward.forward &&
-               node[row] == backward.node && phase[row] == backward.phase &&
-               is_exact[row] == backward.is_exact;
-      },
-      [&] {
-        const int64_t begin = stack != 0 ? ends[stack - 1] : 0;
-        for (int64_t i = begin; i < ends[stack]; ++i) {
-          watch_.tick();
-          const uint32_t copied = frame[static_cast<size_t>(i)];
-          frame.push_back(copied);
-        }
-        add_row(backward, stack);
-      });
+  const uint32_t number =
+      backward_.intern(stack, backward.forward, backward.node, backward.phase, backward.is_exact);
+  if (number == backward_rows_.size()) {
+    for (int64_t i = stack != 0 ? ends[stack - 1] : 0; i < ends[stack]; ++i) {
+      watch_.tick();
+      const uint32_t copied = frame[static_cast<size_t>(i)];
+      frame.push_back(copied);
+    }
+    backward_rows_.push_back(static_cast<uint32_t>(ends.size()));
+    add_row(backward);
+  }
+  return backward_rows_[number];
 }
 
 uint8_t ActionRows::intern(uint32_t text) {

@@ -81,7 +81,7 @@ class StackRows {
     bool is_exact = true;  // `forward` and `phase` are those of this node, not of a neighbour. torch does not say so
   };
 
-  explicit StackRows(Watch& watch) : watch_(watch), index_(watch), backward_index_(watch) {
+  explicit StackRows(Watch& watch) : watch_(watch), index_(watch), backward_(watch) {
     add_row({0, 0, 0, false});
   }
   // `items` are frames; any other value is a ReadError.
@@ -89,7 +89,7 @@ class StackRows {
   // A row with the frames of the row `stack`, which intern() has returned.
   uint32_t intern(uint32_t stack, const Backward& backward);
   uint64_t memory() const noexcept {
-    return memory_of(ends, frame, forward, node, phase, is_exact, own_, index_, backward_index_);
+    return memory_of(ends, frame, forward, node, phase, is_exact, index_, backward_, backward_rows_);
   }
 
   Column<int64_t> ends;  // in `frame`; row i begins where row i - 1 ends
@@ -98,18 +98,18 @@ class StackRows {
   Column<bool> is_exact;
 
  private:
-  void add_row(const Backward& backward, uint32_t own = 0) {
+  void add_row(const Backward& backward) {
     ends.push_back(static_cast<int64_t>(frame.size()));
     forward.push_back(backward.forward);
     node.push_back(backward.node);
     phase.push_back(backward.phase);
     is_exact.push_back(backward.is_exact);
-    own_.push_back(own);
   }
 
   Watch& watch_;
-  HashIndex index_, backward_index_;
-  Column<uint32_t> own_;  // the row whose frames a row has too; 0: none
+  HashIndex index_;
+  InternedRows<uint32_t, uint32_t, uint32_t, uint32_t, bool> backward_;  // the row with the frames, and a Backward
+  Column<uint32_t> backward_rows_;                                       // of each of them
 };
 
 // Actions are numbered in the order of their appearance, after those of allocator_rules.h.

@@ -45,9 +45,6 @@ std::optional<FreeSpace::Extent> FreeSpace::at(uint64_t address) const {
   if (extent == extents_.end() || extent->second.begin > address) return std::nullopt;
   return Extent{extent->second.begin, extent->first, extent->second.segment};
 }
-
-void FreeSpace::take(uint64_t begin, uint64_t end) { remove(extents_.lower_bound(end), begin, end); }
-
 void FreeSpace::add(uint64_t begin, uint64_t end, SegmentId segment) {
   auto next = extents_.lower_bound(end);
   auto previous = next == extents_.begin() ? extents_.end() : std::prev(next);

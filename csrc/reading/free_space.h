@@ -44,7 +44,7 @@ class FreeSpace {
   // The extent that contains an address.
   std::optional<Extent> at(uint64_t address) const;
   // Takes the range, which must be within one extent.
-  void take(uint64_t begin, uint64_t end);
+  void take(uint64_t begin, uint64_t end) { remove(extents_.lower_bound(end), begin, end); }
   void give_back(uint64_t begin, uint64_t end, SegmentId segment) { add(begin, end, segment); }
 
   uint64_t largest_bytes() const { return counts_.empty() ? 0 : counts_.rbegin()->first; }

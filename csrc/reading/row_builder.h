@@ -44,7 +44,9 @@ class RowValues {
   uint8_t action(Value value);
   // kNoState for anything that is no state.
   uint8_t block_state(Value value) const noexcept;
-  bool is_list(Value value) const noexcept;
+  bool is_list(Value value) const noexcept {
+    return value.is(Kind::object) && tables_.heap.shape(value) == Shape::list;
+  }
   // A list of rows, which must be adjacent in their table, as a pickler writes them.
   RowRange rows(Value list, Kind kind, const char* what) const;
 

@@ -121,11 +121,6 @@ uint8_t RowValues::block_state(Value value) const noexcept {
   if (name == "active_pending_free" || name == "active_awaiting_free") return kPendingFree;
   return kNoState;
 }
-
-bool RowValues::is_list(Value value) const noexcept {
-  return value.is(Kind::object) && tables_.heap.shape(value) == Shape::list;
-}
-
 RowRange RowValues::rows(Value list, Kind kind, const char* what) const {
   if (!is_list(list)) wrong_type(what);
   const Heap::Items& items = tables_.heap.items(list);

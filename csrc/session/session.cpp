@@ -141,11 +141,6 @@ std::vector<uint32_t> Session::add_birth() {
   }
   return epochs;
 }
-
-void Session::keep_last_step() {
-  while (steps_.size() > 1) steps_.pop_front();
-}
-
 void Session::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());

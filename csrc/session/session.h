@@ -136,7 +136,7 @@ class Session {
   };
   void add_step(int64_t ticks, std::vector<uint64_t> begins);
   std::vector<uint32_t> add_birth();  // of blocks of the current step; returns its epochs
-  void keep_last_step();
+  void keep_last_step() { while (steps_.size() > 1) steps_.pop_front(); }
   View snapshot_view();
   // Where the session's record of a device ends.
   DeviceLog::Position position_of(size_t device) const;

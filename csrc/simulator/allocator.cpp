@@ -126,11 +126,6 @@ Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stre
   host_.on_call(DeviceCall::alloc, address, bytes);
   return make_block(stream, address, bytes, pool, segment);
 }
-
-bool Allocator::fits_device(uint64_t bytes) const {
-  return device_used_ + Addresses::whole(bytes) <= std::min(rules_.device_bytes, kMostBytes);
-}
-
 // Applies to large blocks while segments expand: where there is room, a block begins at a multiple of
 // the alignment, and the memory before it becomes free.
 Block* Allocator::align(Block* block, uint64_t size) {

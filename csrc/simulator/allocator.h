@@ -74,14 +74,18 @@ class Allocator {
   void split(Block* block, uint64_t size);
   void merge(Block* block, Block* neighbour);
   void link_after(Block* block, Block* prev);
-  bool fits_device(uint64_t bytes) const;
+  bool fits_device(uint64_t bytes) const {
+    return device_used_ + Addresses::whole(bytes) <= std::min(rules_.device_bytes, kMostBytes);
+  }
   void add_reserved(uint64_t bytes);
   void remove_reserved(uint64_t bytes);
 
   // Expandable segments.
   Block* expand(BlockPool& pool, uint64_t size, uint64_t stream);
   Block* find_room(BlockPool& pool, uint64_t size, uint64_t stream);
-  uint64_t page_bytes(const BlockPool& pool) const;
+  uint64_t page_bytes(const BlockPool& pool) const {
+    return pool.is_small ? kSmallSegmentBytes : rules_.large_page_bytes;
+  }
   uint64_t range_bytes(const BlockPool& pool) const;
   bool map(Block* block, uint64_t size);
   void unmap(Block* block);

@@ -45,11 +45,6 @@ Block* Allocator::find_room(BlockPool& pool, uint64_t size, uint64_t stream) {
   pool.unmapped.insert(made);
   return bytes >= size ? made : nullptr;
 }
-
-uint64_t Allocator::page_bytes(const BlockPool& pool) const {
-  return pool.is_small ? kSmallSegmentBytes : rules_.large_page_bytes;
-}
-
 // The range is larger than the device, so that memory can move to its end.
 uint64_t Allocator::range_bytes(const BlockPool& pool) const {
   const uint64_t page = page_bytes(pool);

@@ -5,7 +5,6 @@
 #include "record/node_types.h"
 #include "record/phases.h"
 #include "support/mix.h"
-#include "support/utf8.h"
 
 namespace pytracer {
 
@@ -136,11 +135,6 @@ void StackWriter::write_sources(uint32_t number) {
               [&] { write_frame_dict(source.filename, source.name, source.line); });
   }
 }
-
-void StackWriter::write_text(std::string_view text) {
-  out_.once(text_memos_[text], [&] { out_.string(to_utf8(text)); });
-}
-
 void StackWriter::write_text(uint32_t number) {
   auto& known = texts_[number];
   out_.once(known.second, [&] { out_.string(known.first); });

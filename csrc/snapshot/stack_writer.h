@@ -14,6 +14,7 @@
 
 #include "record/stack_table.h"
 #include "snapshot/pickle_writer.h"
+#include "support/utf8.h"
 
 namespace pytracer {
 
@@ -78,7 +79,9 @@ class StackWriter {
     out_.integer(line);
     out_.set_items();
   }
-  void write_text(std::string_view text);
+  void write_text(std::string_view text) {
+    out_.once(text_memos_[text], [&] { out_.string(to_utf8(text)); });
+  }
   void write_text(uint32_t number);
   // The name that a file gets; null: it keeps its own.
   const std::string* new_name(std::string_view file) const;

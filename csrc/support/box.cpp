@@ -300,11 +300,6 @@ void Box::begin_spare(uint32_t number) noexcept {
     entry.kind.store(static_cast<BoxKind>(kind & ~kSpare), std::memory_order_release);
   }
 }
-
-void Box::wake() noexcept {
-  if (has_keeper() && !is_woken_.exchange(true)) sem_post(&wake_);
-}
-
 void Box::wait() noexcept {
   while (sem_wait(&wake_) != 0) {
   }

@@ -101,7 +101,7 @@ class Box {
   // The thread that takes space ahead: whether there is one, and its work. wake(): it has something to do.
   void set_keeper(bool is_there) noexcept { has_keeper_.store(is_there, std::memory_order_relaxed); }
   bool has_keeper() const noexcept { return has_keeper_.load(std::memory_order_relaxed); }
-  void wake() noexcept;
+  void wake() noexcept { if (has_keeper() && !is_woken_.exchange(true)) sem_post(&wake_); }
   void wait() noexcept;
   void leave_descriptors() noexcept;  // of the process: the thread has the box's alone, which nobody else closes
   void keep_ahead() noexcept;

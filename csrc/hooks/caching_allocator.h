@@ -34,8 +34,7 @@ void report_segment(const Segment& from, std::vector<pytracer_block>& blocks,
   blocks.clear();
   for (const auto& block : from.blocks) {
     const uint64_t state = block.allocated ? PYTRACER_ACTIVE_ALLOCATED
-                           : block.active  ? PYTRACER_ACTIVE_PENDING_FREE
-                                           : PYTRACER_INACTIVE;
+                           : block.active  ? PYTRACER_ACTIVE_PENDING_FREE : PYTRACER_INACTIVE;
     blocks.push_back({static_cast<uint64_t>(block.size),
                       static_cast<uint64_t>(block.requested_size), state});
   }

@@ -16,8 +16,6 @@
 #include <atomic>
 #include <mutex>
 #include <new>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "guarded.h"

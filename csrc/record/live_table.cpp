@@ -1,6 +1,5 @@
 #include "record/live_table.h"
 
-#include <algorithm>
 #include <mutex>
 
 namespace pytracer {

@@ -1,7 +1,6 @@
 #include "session/session.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace pytracer {

@@ -1,6 +1,5 @@
 #include "snapshot/stack_writer.h"
 
-#include <string>
 
 #include "record/node_types.h"
 #include "record/phases.h"

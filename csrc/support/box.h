@@ -25,8 +25,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace pytracer {
 

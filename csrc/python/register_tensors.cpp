@@ -52,7 +52,7 @@ bool are_others_in_backward(size_t most) {
     bool is_found = false;
     for (PyFrameObject* frame = PyThreadState_GetFrame(state); frame != nullptr;) {
       PyCodeObject* const code = PyFrame_GetCode(frame);  // an attribute would call audit hooks of the program
-      is_found |= PyUnicode_CompareWithASCIIString(code->co_name, "_engine_run_backward") == 0;  // torch.autograd.graph's
+      is_found |= PyUnicode_CompareWithASCIIString(code->co_name, "_engine_run_backward") == 0;
       Py_DECREF(code);
       Py_DECREF(std::exchange(frame, PyFrame_GetBack(frame)));
     }

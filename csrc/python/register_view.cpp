@@ -21,19 +21,16 @@ namespace pytracer {
 namespace {
 
 void encode(PickleWriter& out, const py::handle& value) {
-  if (value.is_none()) {
-    out.none();
-  } else if (py::isinstance<py::bool_>(value)) {
-    out.boolean(value.cast<bool>());
-  } else if (py::isinstance<py::int_>(value)) {
+  if (value.is_none()) return out.none();
+  if (py::isinstance<py::bool_>(value)) return out.boolean(value.cast<bool>());
+  if (py::isinstance<py::float_>(value)) return out.real(value.cast<double>());
+  if (py::isinstance<py::int_>(value)) {
     const int64_t number = PyLong_AsLongLong(value.ptr());
     if (PyErr_Occurred()) {
       PyErr_Clear();
       throw py::type_error("a snapshot cannot hold an integer of more than 64 bits");
     }
     out.integer(number);
-  } else if (py::isinstance<py::float_>(value)) {
-    out.real(value.cast<double>());
   } else if (py::isinstance<py::str>(value)) {
     out.string(value.attr("encode")("utf-8", "surrogatepass").cast<std::string>());
   } else if (py::isinstance<py::dict>(value)) {

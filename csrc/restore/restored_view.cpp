@@ -203,7 +203,7 @@ class Restored {
     return blocks;
   }
 
-  uint32_t known(uint32_t stack) const { return stack != 0 && view_.stacks->generation_of(stack) != nullptr ? stack : 0; }
+  uint32_t known(uint32_t stack) const { return stack != 0 && view_.stacks->generation_of(stack) ? stack : 0; }
 
   void restore_steps() {
     for (const BoxStep& step : box_.last<BoxStep>(box_.newest(BoxKind::steps), BoxNotes::kMostSteps)) {

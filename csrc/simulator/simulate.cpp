@@ -180,8 +180,7 @@ class Run final : public Host {
 Simulated simulate(const Requests& requests, const Rules& rules, const Options& options,
                    reading::Watch& watch, const Start* start) {
   Simulated result;
-  Run run(requests, rules, options, start, result);
-  run.run(watch);
+  Run(requests, rules, options, start, result).run(watch);
   return result;
 }
 

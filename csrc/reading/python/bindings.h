@@ -31,6 +31,12 @@ class Inputs {
     values = kept.data();
     kept_.append(kept);
   }
+  // The same for some arrays of a dict, whose names come in the order of the columns.
+  template <class... T>
+  void add(const py::dict& arrays, size_t length, const char* const (&names)[sizeof...(T)], const T*&... values) {
+    const char* const* name = names;
+    (add(values, arrays[*name++], length), ...);
+  }
 
  private:
   py::list kept_;

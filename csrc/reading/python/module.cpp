@@ -206,13 +206,11 @@ py::tuple replay_arrays(const Input<uint8_t>& action, const Input<int64_t>& addr
   Inputs inputs;
   inputs.add(trace.address, address, trace.size);
   inputs.add(trace.size_bytes, size_bytes, trace.size);
-  inputs.add(final_state.segment_address, state["segment_address"], final_state.segments);
-  inputs.add(final_state.segment_size_bytes, state["segment_size"], final_state.segments);
-  inputs.add(final_state.is_expandable, state["is_expandable"], final_state.segments);
-  inputs.add(final_state.block_address, state["block_address"], final_state.blocks);
-  inputs.add(final_state.block_size_bytes, state["block_size"], final_state.blocks);
-  inputs.add(final_state.requested_bytes, state["requested"], final_state.blocks);
-  inputs.add(final_state.is_pending, state["is_pending"], final_state.blocks);
+  inputs.add(state, final_state.segments, {"segment_address", "segment_size", "is_expandable"},
+             final_state.segment_address, final_state.segment_size_bytes, final_state.is_expandable);
+  inputs.add(state, final_state.blocks, {"block_address", "block_size", "requested", "is_pending"},
+             final_state.block_address, final_state.block_size_bytes, final_state.requested_bytes,
+             final_state.is_pending);
   const AllocatorRules allocator_rules = to_rules(rules);
   const GilScope scope;
   PythonWatch watch(scope);
@@ -240,7 +238,7 @@ PYBIND11_MODULE(_reader, m) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const ReadError& error) {
-      const py::tuple arguments = py::make_tuple(kKindNames[static_cast<size_t>(error.kind)], std::string(error.what()));
+      const py::tuple arguments = py::make_tuple(kKindNames[static_cast<size_t>(error.kind)], error.what());
       PyErr_SetObject(read_error.ptr(), arguments.ptr());
     }
   });

@@ -50,18 +50,12 @@ simulator::Start to_start(const py::dict& values, Inputs& inputs) {
   simulator::Start start;
   start.segments = py::len(values["address"]);
   start.blocks = py::len(values["block_segment"]);
-  inputs.add(start.address, values["address"], start.segments);
-  inputs.add(start.range_address, values["range_address"], start.segments);
-  inputs.add(start.size_bytes, values["size_bytes"], start.segments);
-  inputs.add(start.stream, values["stream"], start.segments);
-  inputs.add(start.pool, values["pool"], start.segments);
-  inputs.add(start.order, values["order"], start.segments);
-  inputs.add(start.is_small, values["is_small"], start.segments);
-  inputs.add(start.is_expandable, values["is_expandable"], start.segments);
-  inputs.add(start.block_segment, values["block_segment"], start.blocks);
-  inputs.add(start.block_size_bytes, values["block_size_bytes"], start.blocks);
-  inputs.add(start.block_number, values["block_number"], start.blocks);
-  inputs.add(start.block_order, values["block_order"], start.blocks);
+  inputs.add(values, start.segments,
+             {"address", "range_address", "size_bytes", "stream", "pool", "order", "is_small", "is_expandable"},
+             start.address, start.range_address, start.size_bytes, start.stream, start.pool, start.order,
+             start.is_small, start.is_expandable);
+  inputs.add(values, start.blocks, {"block_segment", "block_size_bytes", "block_number", "block_order"},
+             start.block_segment, start.block_size_bytes, start.block_number, start.block_order);
   return start;
 }
 

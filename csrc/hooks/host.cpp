@@ -145,9 +145,7 @@ class TracedAllocator final : public Forwards<at::HostAllocator> {
   }
   bool record_event(void* data, void* context, c10::Stream stream) override {
     const bool is_known = base().record_event(data, context, stream);
-    if (is_known) {
-      update([&](auto& memory) { memory.used(reinterpret_cast<uint64_t>(data)); });
-    }
+    if (is_known) update([&](auto& memory) { memory.used(reinterpret_cast<uint64_t>(data)); });
     return is_known;
   }
   void empty_cache() override {

@@ -85,9 +85,7 @@ __attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_eve
   if (const LiveBlock* released = segments.take(given.address)) {
     if (!begins) released_stack = released->stack;
   }
-  if (begins && !segments.insert(given.address, given.size, stack).done) {
-    increment(live_dropped_);
-  }
+  if (begins && !segments.insert(given.address, given.size, stack).done) increment(live_dropped_);
   return released_stack;
 }
 

@@ -194,9 +194,7 @@ void Session::clear() {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
   const int64_t ticks = stopped() ? ended_ : now_ticks();
-  for (size_t i = 0; i < cursors_.size(); ++i) {
-    cursors_[i].move_to(position_of(i));
-  }
+  for (size_t i = 0; i < cursors_.size(); ++i) cursors_[i].move_to(position_of(i));
   begun_ = ticks;
   keep_last_step();
 }

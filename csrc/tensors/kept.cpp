@@ -24,13 +24,6 @@ struct DLTensor {
 };
 constexpr int32_t kDLCPU = 1;
 
-// Whether a method ends a region of autocast: it is on the stack of the code that runs in the region.
-bool ends_autocast(PyObject* method, PyObject* autocast) {
-  PyObject* const region = PyMethod_GET_SELF(method);
-  return autocast != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(region)) == autocast &&
-         own_attribute(region, "_enabled") == Py_True && own_attribute(region, "_cache_enabled") == Py_True;
-}
-
 class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
@@ -48,8 +41,11 @@ class KeptSearch {
     kept_.modules = references_to(objects.instances[3]);
     kept_.optimizers = references_to(objects.instances[4]);
     PyObject* const autocast = variable_of_module("torch.amp.autocast_mode", "autocast");
-    for (PyObject* method : objects.instances[5]) {
-      if (ends_autocast(method, autocast)) kept_.likely = "autocast's cache";
+    for (PyObject* method : objects.instances[5]) {  // one that ends a region is on the stack of the code in it
+      PyObject* const region = PyMethod_GET_SELF(method);
+      const bool is_region = autocast != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(region)) == autocast;
+      const bool is_on = is_region && own_attribute(region, "_enabled") == Py_True;
+      if (is_on && own_attribute(region, "_cache_enabled") == Py_True) kept_.likely = "autocast's cache";
     }
     if (options_.reads_graphs) {
       // The nodes are dropped before a search counts references.

@@ -176,8 +176,9 @@ void register_view(py::module_& core) {
   py::class_<View>(core, "View")
       .def("write", [](const View& view, int file, const py::bytes& path, const py::args& parts) {
         const SnapshotExtras extras = encode_extras(parts);
-        FileSink sink(file, path);
+        std::string name = path;
         OutsideGil outside;
+        FileSink sink(file, std::move(name));
         write_snapshot(view, extras, sink);
       })
       .def("to_bytes", [](const View& view, const py::args& parts) {

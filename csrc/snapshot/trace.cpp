@@ -118,7 +118,7 @@ void SnapshotWriter::write_event(const Event& event, uint8_t action, const Devic
   out_.set_items();
 }
 
-constexpr uint64_t kSmallSegment = 1 << 20;  // torch's limit between small and large requests
+constexpr uint64_t kSmallRequest = 1 << 20;  // torch's limit between small and large requests
 
 void SnapshotWriter::write_segments(bool of_host) {
   uint64_t items = 0;
@@ -134,7 +134,7 @@ void SnapshotWriter::write_segments(bool of_host) {
         segment.total_size = segment.allocated_size = live.size;
         segment.active_size = segment.requested_size = live.size;
         segment.block_count = 1;
-        segment.is_large = live.size >= kSmallSegment;
+        segment.is_large = live.size >= kSmallRequest;
         const pytracer_block block = {live.size, live.size, PYTRACER_ACTIVE_ALLOCATED};
         write_segment(segment, &block, device);
       }

@@ -40,8 +40,7 @@ void add_setting(void* context, const pytracer_setting* setting) noexcept {
 }
 
 void add_statistics(void* context, const pytracer_statistics* statistics) noexcept {
-  without_exceptions(context,
-                     [&](AllocatorState& state) { state.statistics.push_back(*statistics); });
+  without_exceptions(context, [&](AllocatorState& state) { state.statistics.push_back(*statistics); });
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ ACTIONS = (
     "annotate",
 )
 """The names of the actions of allocator events, by value, as in csrc/hooks/hook_abi.h
-(`enum pytracer_action`) and csrc/reading/actions.h."""
+(`enum pytracer_action`) and csrc/reading/allocator_rules.h."""
 
 _HOMES = {
     "ConfigError": "errors",

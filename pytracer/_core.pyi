@@ -225,14 +225,14 @@ class Session:
     @property
     def is_ours(self) -> bool: ...
 
-def note_use(device: int, address: int, role: int) -> None: ...  # csrc/record/tensor_uses.h
+def note_use(device: int, address: int, role: int) -> None: ...  # csrc/record/event.h
 def enter_phase(name: bytes) -> tuple[int, int]: ...  # entry, phase number
 def leave_phase(entry: int) -> None: ...  # on any thread
 def is_entered(entry: int) -> bool: ...  # entered and not left
 def phase_path(number: int) -> list[bytes]: ...  # names, outermost first; raises IndexError
 def attach_hook(path: str | bytes) -> bool: ...  # False: the device is not initialised
 def attach_autograd(path: str | bytes) -> None: ...  # forward_stacks.h
-def watch_autograd_threads() -> None: ...  # csrc/session/autograd_threads.h
+def watch_autograd_threads() -> None: ...  # csrc/session/registry.h
 def running_node() -> tuple[str, int, int] | None: ...  # type, thread, number on its thread
 def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # the CPU's
 def record_oom(device: int, requested_size: int, free_size: int) -> None: ...

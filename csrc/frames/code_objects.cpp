@@ -1,6 +1,6 @@
-#include "frames/code_objects.h"
-
 #include <Python.h>
+
+#include "frames/frame_walk.h"
 
 namespace pytracer {
 
@@ -35,22 +35,10 @@ std::string_view to_utf8(PyObject* text, NameBuffer& buffer) noexcept {
   for (Py_ssize_t i = 0; i < length; ++i) {
     if (size + kMostOfOne > sizeof(buffer.bytes)) return {};
     const uint32_t c = PyUnicode_READ(kind, data, i);
-    if (c < 0x80) {
-      add(c);
-      continue;
-    }
-    if (c < 0x800) {
-      add(0xc0 | c >> 6);
-    } else {
-      if (c < 0x10000) {
-        add(0xe0 | c >> 12);
-      } else {
-        add(0xf0 | c >> 18);
-        add(0x80 | (c >> 12 & 0x3f));
-      }
-      add(0x80 | (c >> 6 & 0x3f));
-    }
-    add(0x80 | (c & 0x3f));
+    constexpr uint32_t kFirst[] = {0, 0xc0, 0xe0, 0xf0};
+    int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;  // bytes after the first
+    add(kFirst[more] | c >> 6 * more);
+    while (more-- > 0) add(0x80 | (c >> 6 * more & 0x3f));
   }
   return {buffer.bytes, size};
 }

@@ -1,5 +1,7 @@
 #include "frames/frame_walk.h"
 
+#include <utility>
+
 #include "frames/cpython_frames.h"
 
 namespace pytracer {
@@ -73,9 +75,7 @@ std::string frame_walk_problem() {
            instruction_offset(ours) == PyFrame_GetLasti(frame);
     if (same) ours = FrameAccess::outer(ours);
     Py_DECREF(code);
-    PyFrameObject* back = PyFrame_GetBack(frame);
-    Py_DECREF(frame);
-    frame = back;
+    Py_DECREF(std::exchange(frame, PyFrame_GetBack(frame)));
   }
   Py_XDECREF(frame);
   while (ours != nullptr && is_incomplete(ours)) ours = FrameAccess::outer(ours);

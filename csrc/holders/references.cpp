@@ -188,8 +188,7 @@ std::string module_name(PyObject* variables) {
 PyObject* variable_of_module(const char* module, const char* name) {
   PyObject* const found = PyDict_GetItemString(PyImport_GetModuleDict(), module);
   return found != nullptr && PyModule_Check(found)
-             ? PyDict_GetItemString(PyModule_GetDict(found), name)
-             : nullptr;
+             ? PyDict_GetItemString(PyModule_GetDict(found), name) : nullptr;
 }
 
 PyObject* own_attribute(PyObject* object, const char* name) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "holders/frame_variables.h"
+#include "frames/cpython_frames.h"
 
 namespace pytracer {
 

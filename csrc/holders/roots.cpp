@@ -37,10 +37,26 @@ std::string function_of_expression(PyCodeObject* code) {
 }  // namespace
 
 Roots::Roots(PyObject* frames, PyObject* exceptions, const Folders& folders) {
-  add_exceptions(exceptions);
+  PyObject *key, *value;
+  for (Py_ssize_t position = 0; PyDict_Next(exceptions, &position, &key, &value) != 0;) {
+    const bool is_triple = PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 3;  // before Python 3.12
+    add(is_triple ? PyTuple_GET_ITEM(value, 1) : value, {Kind::exception, 0, nullptr, 0});
+  }
   if (PyObject* data = PyThreadState_GetDict()) add(data, {Kind::thread, 0, nullptr, 0});
-  add_frames(frames, folders);
-  add_modules();
+  for (Py_ssize_t position = 0; PyDict_Next(frames, &position, &key, &value) != 0;) {
+    PythonFrame* frame = PyFrame_Check(value) ? frame_of_object(value) : nullptr;
+    for (; frame != nullptr; frame = outer_frame(frame)) {
+      if (is_shim(frame) || is_incomplete(frame)) continue;  // such a frame may have no globals yet
+      const int count = variable_count(frame), all = count + most_temporaries(frame);
+      for (int place = count; place < all; ++place) values_.insert(value_at(frame, place));
+      if (is_in(code_object(frame), folders.hidden)) continue;
+      add_frame(frame, !is_in(code_object(frame), folders.unnamed));
+    }
+  }
+  PyObject* const modules = PyImport_GetModuleDict();  // borrowed
+  for (Py_ssize_t position = 0; modules != nullptr && PyDict_Next(modules, &position, &key, &value) != 0;) {
+    if (PyModule_Check(value)) add(PyModule_GetDict(value), {Kind::module, 0, nullptr, 0});
+  }
 }
 
 void Roots::add(PyObject* object, const Root& root) {
@@ -50,33 +66,6 @@ void Roots::add(PyObject* object, const Root& root) {
   const size_t references = (is_new ? 0 : place->second.references) + root.references;
   if (root.kind >= place->second.kind) place->second = root;
   place->second.references = references;
-}
-
-void Roots::add_exceptions(PyObject* exceptions) {
-  PyObject *thread, *exception;
-  Py_ssize_t position = 0;
-  while (PyDict_Next(exceptions, &position, &thread, &exception)) {
-    if (PyTuple_Check(exception) && PyTuple_GET_SIZE(exception) == 3) {  // before Python 3.12
-      exception = PyTuple_GET_ITEM(exception, 1);
-    }
-    add(exception, {Kind::exception, 0, nullptr, 0});
-  }
-}
-
-void Roots::add_frames(PyObject* threads, const Folders& folders) {
-  PyObject *thread, *innermost;
-  Py_ssize_t position = 0;
-  while (PyDict_Next(threads, &position, &thread, &innermost)) {
-    if (!PyFrame_Check(innermost)) continue;
-    for (PythonFrame* frame = frame_of_object(innermost); frame != nullptr;
-         frame = outer_frame(frame)) {
-      if (is_shim(frame) || is_incomplete(frame)) continue;  // such a frame may have no globals yet
-      const int count = variable_count(frame), all = count + most_temporaries(frame);
-      for (int place = count; place < all; ++place) values_.insert(value_at(frame, place));
-      if (is_in(code_object(frame), folders.hidden)) continue;
-      add_frame(frame, !is_in(code_object(frame), folders.unnamed));
-    }
-  }
 }
 
 void Roots::add_frame(PythonFrame* frame, bool is_named) {
@@ -90,20 +79,7 @@ void Roots::add_frame(PythonFrame* frame, bool is_named) {
     add(value_at(frame, slot), {is_named ? kind : Kind::unnamed, slot, code, is_counted(frame, slot)});
   }
   PyObject* const globals = frame->f_globals;
-  if (globals != nullptr && PyDict_Check(globals)) {
-    add(globals, {Kind::module, 0, nullptr, 0});
-  }
-}
-
-void Roots::add_modules() {
-  PyObject *name, *module;
-  Py_ssize_t position = 0;
-  PyObject* const modules = PyImport_GetModuleDict();  // borrowed
-  while (modules != nullptr && PyDict_Next(modules, &position, &name, &module)) {
-    if (PyModule_Check(module)) {
-      add(PyModule_GetDict(module), {Kind::module, 0, nullptr, 0});
-    }
-  }
+  if (globals != nullptr && PyDict_Check(globals)) add(globals, {Kind::module, 0, nullptr, 0});
 }
 
 bool Roots::is_unnamed(PyObject* object) const {

@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "holders/frame_variables.h"
+#include "frames/cpython_frames.h"
 
 namespace pytracer {
 
@@ -78,10 +78,7 @@ class Roots {
   };
 
   void add(PyObject* object, const Root& root);
-  void add_frames(PyObject* threads, const Folders& folders);
   void add_frame(PythonFrame* frame, bool is_named);
-  void add_exceptions(PyObject* exceptions);
-  void add_modules();
 
   std::unordered_map<PyObject*, Root> found_;
   std::unordered_set<PyObject*> values_;  // or what looks like one

@@ -1,13 +1,10 @@
 #include "holders/search.h"
 
-#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "holders/references.h"
-#include "holders/thread_clock.h"
 
 namespace pytracer {
 

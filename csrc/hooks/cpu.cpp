@@ -12,10 +12,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <exception>
-
-#include "hook_abi.h"
+#include "guarded.h"
 
 namespace {
 
@@ -88,25 +85,20 @@ TracedAllocator* g_traced = nullptr;
 
 void observe_oom(pytracer_oom_fn callback) { g_oom_callback = callback; }
 
-int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message,
-               size_t message_size) {
-  try {
+int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message, size_t size) {
+  return guarded(message, size, [&]() -> int32_t {
     if (g_traced == nullptr) g_traced = new TracedAllocator;
     TracedAllocator* const traced = g_traced;
-    if (c10::GetCPUAllocator() == traced) return 0;
+    if (c10::GetCPUAllocator() == traced) return PYTRACER_DONE;
     // The same base is allowed: a process that was forked during attach() continues here.
     if (g_base != nullptr && g_base != c10::GetCPUAllocator()) {
       // Wrapping an allocator that wraps ours would recurse.
-      std::snprintf(message, message_size,
-                    "another library replaced the CPU allocator after pytracer attached to it");
-      return 1;
+      return failed(message, size, "another library replaced the CPU allocator after pytracer attached to it");
     }
     c10::Allocator* base = c10::GetCPUAllocator();
     c10::DeleterFnPtr base_delete = base->raw_deleter();
     if (base_delete == nullptr) {
-      std::snprintf(message, message_size,
-                    "the CPU allocator in place has no raw deleter, so it cannot be wrapped");
-      return 1;
+      return failed(message, size, "the CPU allocator in place has no raw deleter, so it cannot be wrapped");
     }
     g_record = record;
     g_enabled = enabled;
@@ -116,16 +108,11 @@ int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message
     // other libraries replace the allocator later.
     for (int priority = 0; priority <= 255; ++priority) {
       c10::SetCPUAllocator(traced, static_cast<uint8_t>(priority));
-      if (c10::GetCPUAllocator() == traced) return 0;
+      if (c10::GetCPUAllocator() == traced) return PYTRACER_DONE;
     }
     g_base = nullptr;
-    std::snprintf(message, message_size, "torch refused to replace the CPU allocator");
-  } catch (const std::exception& error) {
-    std::snprintf(message, message_size, "%s", error.what());
-  } catch (...) {
-    std::snprintf(message, message_size, "an unknown C++ exception");
-  }
-  return 1;
+    return failed(message, size, "torch refused to replace the CPU allocator");
+  });
 }
 
 const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cpu", &attach, nullptr, nullptr, &observe_oom,

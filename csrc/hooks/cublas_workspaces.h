@@ -10,12 +10,10 @@
 
 #include <dlfcn.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <shared_mutex>
 #include <type_traits>
-#include <utility>
 
 #include "hook_abi.h"
 #include "trace_entry.h"

@@ -17,17 +17,8 @@ PYTRACER_FIELD(graph_capture_record_stream_reuse);
 PYTRACER_FIELD(max_round_threshold);
 PYTRACER_FIELD(max_cached_size);
 
-template <class T, class = void>
-struct snapshot_can_omit_traces : std::false_type {};
-template <class T>
-struct snapshot_can_omit_traces<
-    T, std::void_t<decltype(std::declval<T&>().snapshot({0, 0}, false))>> : std::true_type {};
-
-template <class T, class = void>
-struct has_memory_fraction : std::false_type {};
-template <class T>
-struct has_memory_fraction<T, std::void_t<decltype(std::declval<T&>().getMemoryFraction(0))>>
-    : std::true_type {};
+PYTRACER_HAS(snapshot_can_omit_traces, std::declval<T&>().snapshot({0, 0}, false));
+PYTRACER_HAS(has_memory_fraction, std::declval<T&>().getMemoryFraction(0));
 
 // Reports the settings one by one.
 class Settings {

@@ -14,15 +14,11 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstdio>
-#include <exception>
 #include <mutex>
 #include <new>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
-#include "hook_abi.h"
+#include "guarded.h"
 #include "host_forwarding.h"
 #include "pinned_memory.h"
 #include "trace_entry.h"
@@ -149,9 +145,7 @@ class TracedAllocator final : public Forwards<at::HostAllocator> {
   }
   bool record_event(void* data, void* context, c10::Stream stream) override {
     const bool is_known = base().record_event(data, context, stream);
-    if (is_known) {
-      update([&](auto& memory) { memory.used(reinterpret_cast<uint64_t>(data)); });
-    }
+    if (is_known) update([&](auto& memory) { memory.used(reinterpret_cast<uint64_t>(data)); });
     return is_known;
   }
   void empty_cache() override {
@@ -194,13 +188,8 @@ void reset_in_child() {
   new (&g_lock) std::mutex;
 }
 
-int32_t failed(char* message, size_t size, const char* reason) {
-  std::snprintf(message, size, "%s", reason);
-  return PYTRACER_FAILED;
-}
-
 int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message, size_t size) {
-  try {
+  return guarded(message, size, [&]() -> int32_t {
     static TracedAllocator* const traced = new TracedAllocator;
     at::HostAllocator* const base = at::getHostAllocator(at::kCUDA);
     if (base == traced) return PYTRACER_DONE;
@@ -230,11 +219,7 @@ int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message
     }
     g_record = nullptr;
     return failed(message, size, "torch refused to replace the allocator of pinned memory");
-  } catch (const std::exception& error) {
-    return failed(message, size, error.what());
-  } catch (...) {
-    return failed(message, size, "an unknown C++ exception");
-  }
+  });
 }
 
 void report_segment(uint64_t address, const PinnedSegment& known, const pytracer_state_sink& sink) {
@@ -255,7 +240,7 @@ void report_segment(uint64_t address, const PinnedSegment& known, const pytracer
 
 int32_t snapshot(const pytracer_state_sink* sink, char* message, size_t size) {
   if (g_is_child) return failed(message, size, "this process was forked");
-  try {
+  return guarded(message, size, [&] {
     const std::lock_guard lock(g_lock);
     if (memory().is_waiting()) memory().poll(states(TracedAllocator::base()), 0, false);
     if (__atomic_load_n(g_enabled, __ATOMIC_ACQUIRE) != 0) {
@@ -268,11 +253,7 @@ int32_t snapshot(const pytracer_state_sink* sink, char* message, size_t size) {
       report_segment(address, segment, *sink);
     }
     return PYTRACER_DONE;
-  } catch (const std::exception& error) {
-    return failed(message, size, error.what());
-  } catch (...) {
-    return failed(message, size, "an unknown C++ exception");
-  }
+  });
 }
 
 const pytracer_hook hook = {PYTRACER_HOOK_ABI, "host", &attach, nullptr, &snapshot, nullptr,

@@ -8,7 +8,6 @@
 #include <ATen/core/CachingHostAllocator.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <type_traits>
 #include <utility>

@@ -56,8 +56,7 @@ class PinnedMemory {
     segment = {state.size, state.size, state.pool_high, state.pool_low};
     segment.order = ++order_;
     segment.state = state.allocated ? PYTRACER_ACTIVE_ALLOCATED
-                    : state.active  ? PYTRACER_ACTIVE_PENDING_FREE
-                                    : PYTRACER_INACTIVE;
+                    : state.active  ? PYTRACER_ACTIVE_PENDING_FREE : PYTRACER_INACTIVE;
     if (state.active) waiting_[segment.order] = state.address;
   }
 

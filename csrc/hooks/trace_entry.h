@@ -12,11 +12,12 @@
 
 // torch's structures grow with every release: has_FIELD<Struct> says whether the running torch's
 // structure has FIELD.
-#define PYTRACER_FIELD(field)                  \
-  template <class T, class = void>             \
-  struct has_##field : std::false_type {};     \
-  template <class T>                           \
-  struct has_##field<T, std::void_t<decltype(std::declval<const T&>().field)>> : std::true_type {}
+#define PYTRACER_HAS(name, expression) \
+  template <class T, class = void>     \
+  struct name : std::false_type {};    \
+  template <class T>                   \
+  struct name<T, std::void_t<decltype(expression)>> : std::true_type {}
+#define PYTRACER_FIELD(field) PYTRACER_HAS(has_##field, std::declval<const T&>().field)
 
 static_assert(PYTRACER_ACTION_COUNT == 11, "known_actions() translates each action of hook_abi.h");
 

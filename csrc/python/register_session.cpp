@@ -12,7 +12,6 @@
 #include "python/registers.h"
 #include "restore/restored_view.h"
 #include "session/session.h"
-#include "view/events.h"
 
 namespace pytracer {
 
@@ -28,13 +27,9 @@ struct OutsideGilDeleter {
 struct EventRecord {
   uint64_t sequence;
   int64_t time_ns;
-  uint64_t address;
-  uint64_t size_bytes;
-  uint64_t stream;
-  uint32_t stack;
-  uint32_t alloc_stack;
-  uint64_t pool_high;
-  uint64_t pool_low;
+  uint64_t address, size_bytes, stream;
+  uint32_t stack, alloc_stack;
+  uint64_t pool_high, pool_low;
   uint32_t step;
   uint16_t phase;
   uint8_t action;
@@ -99,12 +94,7 @@ py::list frames_of(Session& session, int64_t stack) {
     throw py::index_error("this tracer has no stack " + std::to_string(stack) +
                           "; events() has the stacks that frames() knows, and 0 stands for none");
   }
-  const auto text = [&](uint32_t name) {
-    const std::string_view utf8 = tree->text(name);
-    PyObject* decoded = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()), "surrogatepass");
-    if (decoded == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::str>(decoded);
-  };
+  const auto text = [&](uint32_t name) { return to_str(tree->text(name)); };
   for (const uint32_t number : tree->frames(id, depth).innermost_first) {
     const CallTree::Frame& frame = tree->frame(number);
     frames.append(py::make_tuple(text(tree->filename(frame)), text(tree->name(frame)), frame.line));
@@ -174,8 +164,7 @@ void register_session(py::module_& core) {
       .def_property_readonly("is_ours", &Session::is_ours);
   core.def("open_box", [](int file) { outside_gil([&] { Registry::instance().open_box(file); }); }, py::arg("file"));
   core.def("describe_box",
-      [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); },
-      py::arg("text"));
+      [](const std::string& text) { outside_gil([&] { Registry::instance().describe_box(text); }); });
   core.def("box_was_lost", &Box::was_lost);
   core.attr("MAX_DESCRIPTION") = BoxNotes::kMaxDescription;
   py::class_<BoxReader>(core, "Box")

@@ -7,9 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "holders/objects.h"
 #include "holders/references.h"
-#include "python/collector.h"
 #include "python/registers.h"
 #include "record/recorder.h"
 #include "session/session.h"
@@ -20,6 +18,48 @@
 namespace pytracer {
 
 namespace {
+
+// Before CPython 3.12, making an object may start the collector, which runs finalizers of the program.
+class NoCollection {
+ public:
+  NoCollection() : was_enabled_(PyGC_Disable() != 0) {}
+  ~NoCollection() {
+    if (was_enabled_) PyGC_Enable();
+  }
+  NoCollection(NoCollection&&) = delete;
+
+ private:
+  const bool was_enabled_;
+};
+
+// The frames and the handled exceptions of all threads. Made before all objects are looked at, because
+// an audit hook of the program may run.
+struct ThreadsNow {
+  const py::module_ sys = py::module_::import("sys");
+  const py::dict frames = sys.attr("_current_frames")();
+  const py::dict exceptions = sys.attr("_current_exceptions")();
+};
+
+// Whether more than `most` other threads run a backward pass. It replaces gradients, and releases what its
+// graph keeps, without the GIL and without a lock that we could take. No code of the program runs here, so the
+// answer is true as long as the GIL is held. A pass that code in C++ began is not seen.
+bool are_others_in_backward(size_t most) {
+  const NoCollection guard;
+  size_t found = 0;
+  PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+  for (; state != nullptr; state = PyThreadState_Next(state)) {
+    if (state == PyThreadState_Get()) continue;
+    bool is_found = false;
+    for (PyFrameObject* frame = PyThreadState_GetFrame(state); frame != nullptr;) {
+      PyCodeObject* const code = PyFrame_GetCode(frame);  // an attribute would call audit hooks of the program
+      is_found |= PyUnicode_CompareWithASCIIString(code->co_name, "_engine_run_backward") == 0;
+      Py_DECREF(code);
+      Py_DECREF(std::exchange(frame, PyFrame_GetBack(frame)));
+    }
+    found += is_found;
+  }
+  return found > most;
+}
 
 using Part = std::tuple<uint64_t, uint64_t, int, uint64_t>;  // as in pytracer/owners/copies.py
 
@@ -81,9 +121,8 @@ py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& 
     options.has_all_blocks &= is_cpu || (allocated.count(device) != 0 && allocated.at(device) == bytes);
   }
   for (const py::handle& each : owned) {
-    const auto owner = py::reinterpret_borrow<py::tuple>(each);
-    const auto address = owner[0].cast<uint64_t>();
-    options.owned.push_back({{owner[2].cast<int>(), address}, address + owner[1].cast<uint64_t>()});
+    const auto [address, bytes, device] = each.cast<std::tuple<uint64_t, uint64_t, int>>();
+    options.owned.push_back({{device, address}, address + bytes});
   }
   for (const py::handle& each : roots) options.roots.push_back(each.ptr());
   TensorReader reader(torch);
@@ -119,12 +158,17 @@ py::list live_references(const py::args& kinds) {
   return found;
 }
 
-// The id of a parameter of a module, of which there is a weak reference; 0: it has none of this name.
+// The parameters of a module, of which there is a weak reference; null: it is gone, or has none.
+PyObject* parameters_of(const py::handle& reference) {
+  PyObject* const module = referent(reference.ptr());
+  PyObject* const parameters = module != nullptr ? own_attribute(module, "_parameters") : nullptr;
+  return parameters != nullptr && PyDict_Check(parameters) ? parameters : nullptr;
+}
+
+// The id of a parameter; 0: there is none of this name.
 uintptr_t parameter_number(const py::handle& module, const std::string& name) {
-  PyObject* const owner = referent(module.ptr());
-  PyObject* const parameters = owner != nullptr ? own_attribute(owner, "_parameters") : nullptr;
-  if (parameters == nullptr || !PyDict_Check(parameters)) return 0;
-  return reinterpret_cast<uintptr_t>(PyDict_GetItemString(parameters, name.c_str()));
+  PyObject* const parameters = parameters_of(module);
+  return reinterpret_cast<uintptr_t>(parameters != nullptr ? PyDict_GetItemString(parameters, name.c_str()) : nullptr);
 }
 
 // The names of the classes of objects, of which there are weak references, and of their base classes.
@@ -146,15 +190,14 @@ std::set<std::string> class_names(const py::list& references) {
 std::vector<bool> training_modes(const py::list& references) {
   std::vector<bool> found;
   for (const py::handle& each : references) {
-    PyObject* const module = referent(each.ptr());
-    PyObject* const parameters = module != nullptr ? own_attribute(module, "_parameters") : nullptr;
-    if (parameters == nullptr || !PyDict_Check(parameters)) continue;
+    PyObject* const parameters = parameters_of(each);
+    if (parameters == nullptr) continue;
     PyObject *name, *parameter;
     bool has_one = false;
     for (Py_ssize_t position = 0; PyDict_Next(parameters, &position, &name, &parameter) != 0;) {
       has_one = has_one || parameter != Py_None;
     }
-    if (has_one) found.push_back(own_attribute(module, "training") == Py_True);
+    if (has_one) found.push_back(own_attribute(referent(each.ptr()), "training") == Py_True);
   }
   return found;
 }
@@ -171,7 +214,7 @@ void register_tensors(py::module_& core) {
   core.def("copy_models", &copy_models);
   core.def("kept_tensors", &kept_tensors);
   core.def("live_references", &live_references);
-  core.def("parameter_number", &parameter_number, py::arg("module"), py::arg("name"));
+  core.def("parameter_number", &parameter_number);
   core.def("class_names", &class_names);
   core.def("training_modes", &training_modes);
   core.def("is_alive", [](const py::handle& reference) { return referent(reference.ptr()) != nullptr; });

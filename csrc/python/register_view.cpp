@@ -11,33 +11,26 @@
 #include <vector>
 
 #include "python/registers.h"
-#include "record/recorder.h"
-#include "snapshot/file_sink.h"
-#include "snapshot/memory_sink.h"
-#include "snapshot/pickle_writer.h"
+#include "session/registry.h"
 #include "snapshot/snapshot.h"
 #include "support/python/gil.h"
 #include "support/utf8.h"
-#include "view/events.h"
 
 namespace pytracer {
 
 namespace {
 
 void encode(PickleWriter& out, const py::handle& value) {
-  if (value.is_none()) {
-    out.none();
-  } else if (py::isinstance<py::bool_>(value)) {
-    out.boolean(value.cast<bool>());
-  } else if (py::isinstance<py::int_>(value)) {
+  if (value.is_none()) return out.none();
+  if (py::isinstance<py::bool_>(value)) return out.boolean(value.cast<bool>());
+  if (py::isinstance<py::float_>(value)) return out.real(value.cast<double>());
+  if (py::isinstance<py::int_>(value)) {
     const int64_t number = PyLong_AsLongLong(value.ptr());
     if (PyErr_Occurred()) {
       PyErr_Clear();
       throw py::type_error("a snapshot cannot hold an integer of more than 64 bits");
     }
     out.integer(number);
-  } else if (py::isinstance<py::float_>(value)) {
-    out.real(value.cast<double>());
   } else if (py::isinstance<py::str>(value)) {
     out.string(value.attr("encode")("utf-8", "surrogatepass").cast<std::string>());
   } else if (py::isinstance<py::dict>(value)) {
@@ -78,16 +71,16 @@ std::string encode_items(const py::handle& dict) {
 }
 
 // Encodes what the Python side adds to a snapshot as pickle fragments. Raises TypeError for values that a
-// snapshot cannot hold. `generated_code`: for a file and a line, a list of (filename, name, line), innermost
-// first. `file_names`: for a file, the name that it gets.
-SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices,
-                             const py::dict& generated_code, const py::dict& file_names) {
+// snapshot cannot hold. `parts`: what the file says of itself and of its devices; for a file and a line of generated
+// code, a list of (filename, name, line), innermost first; for a file, the name that it gets.
+SnapshotExtras encode_extras(const py::args& parts) {
   if (!Recorder::instance().is_whole()) throw Error("this process was cloned from the one that recorded");
-  SnapshotExtras extras{encode_items(metadata)};
-  for (const auto& item : devices) {
+  const auto part = [&](size_t i) { return i < parts.size() ? py::dict(parts[i]) : py::dict(); };
+  SnapshotExtras extras{encode_items(part(0))};
+  for (const auto& item : part(1)) {
     extras.device_items[item.first.cast<int>()] = encode_items(item.second);
   }
-  for (const auto& item : generated_code) {
+  for (const auto& item : part(2)) {
     std::vector<SourceFrame>& sources =
         extras.generated_code[item.first.cast<std::pair<std::string, int64_t>>()];
     for (const auto& source : item.second) {
@@ -95,7 +88,7 @@ SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices,
       sources.push_back({std::move(filename), std::move(name), line});
     }
   }
-  for (const auto& item : file_names) {
+  for (const auto& item : part(3)) {
     extras.file_names[item.first.cast<std::string>()] = item.second.cast<std::string>();
   }
   return extras;
@@ -123,29 +116,77 @@ std::set<std::pair<std::string, int64_t>> lines_in(
   return lines;
 }
 
+std::string utf8(const py::handle& text) {
+  return text.attr("encode")("utf-8", "replace").cast<std::string>();
+}
+
+// Each of `owners` is (address, bytes, device, category, rule, name), and each of `holders` is
+// (address, device, text).
+std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py::list& owners,
+                                    uint64_t unread, uint64_t unread_gradients,
+                                    bool has_all_modules, const py::list& holders,
+                                    const py::str& unheld, uint64_t unsearched) {
+  std::vector<Owner> made;
+  made.reserve(owners.size());
+  for (const py::handle& each : owners) {
+    const auto [address, bytes, device, category, rule, name] =
+        each.cast<std::tuple<uint64_t, uint64_t, int, uint8_t, uint8_t, py::object>>();
+    const bool is_known = category < kCategoryNames.size() && rule < kRuleNames.size();
+    if (!is_known) throw py::index_error("no such category or rule");
+    made.push_back({address, bytes, device, static_cast<Category>(category), static_cast<Rule>(rule), utf8(name)});
+  }
+  std::vector<Holder> held;
+  for (const py::handle& each : holders) {
+    const auto [address, device, text] = each.cast<std::tuple<uint64_t, int, py::object>>();
+    held.push_back({address, device, utf8(text)});
+  }
+  const Owners::Missing missing{unread, unread_gradients, !has_all_modules, unsearched};
+  return std::make_shared<Owners>(std::move(marks), std::move(made), std::move(held), missing, utf8(unheld));
+}
+
+// What make_owners() needs of each workspace, without categories and names: (address, device, whether
+// it is cuBLASLt's), and how many are missing.
+std::pair<py::list, uint64_t> workspaces() {
+  const auto now = outside_gil([] { return Registry::instance().workspaces(); });
+  py::list result;
+  for (const pytracer_workspace& each : now.found) {
+    result.append(py::make_tuple(each.address, each.device, each.is_lt != 0));
+  }
+  return {std::move(result), now.unread};
+}
+
 }  // namespace
 
 void register_view(py::module_& core) {
+  core.attr("CATEGORIES") = py::tuple(py::cast(kCategoryNames));
+  core.attr("CATEGORY_RULES") = py::tuple(py::cast(kRuleNames));
+  // The GIL is kept: the device's lock is held for a fraction of a microsecond.
+  core.def("note_use", [](int device, uint64_t address, uint8_t role) {
+    if (role >= kTensorRoles) throw py::index_error("no such role");
+    Recorder::note_use(device, address, static_cast<TensorRole>(role));
+  }, py::arg("device"), py::arg("address"), py::arg("role"));
+  core.def("workspaces", &workspaces);
+  py::class_<DeviceLog::Mark>(core, "Mark")
+      .def_readonly("device", &DeviceLog::Mark::device)
+      .def_readonly("used", &DeviceLog::Mark::used);
+  py::class_<Owners, std::shared_ptr<Owners>>(core, "Owners")
+      .def(py::init(&make_owners), py::arg("marks"), py::arg("owners"), py::arg("unread"),
+           py::arg("unread_gradients"), py::arg("has_all_modules"), py::arg("holders"),
+           py::arg("unheld"), py::arg("unsearched") = 0);
   py::class_<View>(core, "View")
-      .def("write",
-          [](const View& view, int file, const py::bytes& path, const py::dict& metadata, const py::dict& devices,
-             const py::dict& generated_code, const py::dict& file_names) {
-            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code, file_names);
-            std::string name = path;
-            OutsideGil outside;
-            FileSink sink(file, std::move(name));
-            write_snapshot(view, extras, sink);
-          }, py::arg("file"), py::arg("path"), py::arg("metadata"), py::arg("devices"),
-          py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
-      .def("to_bytes",
-          [](const View& view, const py::dict& metadata, const py::dict& devices, const py::dict& generated_code,
-             const py::dict& file_names) {
-            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code, file_names);
-            MemorySink sink;
-            outside_gil([&] { write_snapshot(view, extras, sink); });
-            return py::bytes(sink.bytes);
-          }, py::arg("metadata"), py::arg("devices"), py::arg("generated_code") = py::dict(),
-          py::arg("file_names") = py::dict())
+      .def("write", [](const View& view, int file, const py::bytes& path, const py::args& parts) {
+        const SnapshotExtras extras = encode_extras(parts);
+        std::string name = path;
+        OutsideGil outside;
+        FileSink sink(file, std::move(name));
+        write_snapshot(view, extras, sink);
+      })
+      .def("to_bytes", [](const View& view, const py::args& parts) {
+        const SnapshotExtras extras = encode_extras(parts);
+        MemorySink sink;
+        outside_gil([&] { write_snapshot(view, extras, sink); });
+        return py::bytes(sink.bytes);
+      })
       .def("keep_last_entries",
           [](View& view, uint64_t most) { outside_gil([&] { keep_last_entries(view, most); }); }, py::arg("most"))
       .def("lines_in", &lines_in, py::arg("filenames"), py::arg("most"))

@@ -8,10 +8,7 @@ namespace pytracer {
 namespace py = pybind11;
 
 void register_tensors(py::module_& core);
-void register_owners(py::module_& core);
 void register_view(py::module_& core);
 void register_session(py::module_& core);
-void register_recorder(py::module_& core);
-void register_testing(py::module_& core);
 
 }  // namespace pytracer

@@ -9,6 +9,22 @@
 
 namespace pytracer::reading {
 
+// The actions of events. The values are indices into pytracer.ACTIONS.
+enum Action : uint8_t {
+  kAlloc,
+  kFreeRequested,
+  kFreeCompleted,
+  kSegmentAlloc,
+  kSegmentFree,
+  kSegmentMap,
+  kSegmentUnmap,  // later actions change no memory
+};
+
+constexpr const char* kActionNames[] = {
+    "alloc",       "free_requested", "free_completed", "segment_alloc",
+    "segment_free", "segment_map",   "segment_unmap",  "snapshot",
+    "oom",         "workspace_snapshot", "annotate"};
+
 constexpr uint64_t kMinBlockBytes = 512;
 constexpr uint64_t kSmallBytes = 1 << 20;  // larger blocks are in the large pool
 

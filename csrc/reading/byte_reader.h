@@ -10,24 +10,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
-#include "read_error.h"
+#include "watch.h"
 
 namespace pytracer::reading {
 
-class ByteSource {
- public:
-  virtual ~ByteSource() = default;
-  // Reads up to `size` bytes and returns how many; 0: the end.
-  virtual size_t read(char* buffer, size_t size) = 0;
-};
+// Reads up to `size` bytes and returns how many; 0: the end.
+using ByteSource = std::function<size_t(char* buffer, size_t size)>;
 
 class ByteReader {
  public:
-  explicit ByteReader(ByteSource& source) : source_(source), buffer_(new char[kBufferSize]) {}
+  explicit ByteReader(ByteSource source) : source_(std::move(source)), buffer_(new char[kBufferSize]) {}
 
   uint64_t position() const noexcept { return passed_ + used_; }
   bool at_end() { return used_ == filled_ && !fill(); }
@@ -86,11 +83,11 @@ class ByteReader {
   bool fill() {
     passed_ += used_;
     used_ = 0;
-    filled_ = source_.read(buffer_.get(), kBufferSize);
+    filled_ = source_(buffer_.get(), kBufferSize);
     return filled_ > 0;
   }
 
-  ByteSource& source_;
+  const ByteSource source_;
   std::unique_ptr<char[]> buffer_;
   size_t used_ = 0;
   size_t filled_ = 0;

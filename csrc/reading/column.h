@@ -29,8 +29,6 @@ class Column {
       : data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         capacity_(std::exchange(other.capacity_, 0)) {}
-  Column(const Column&) = delete;
-  Column& operator=(const Column&) = delete;
 
   void push_back(T value) {
     if (size_ == capacity_) reserve(size_ + size_ / 2 + 64);

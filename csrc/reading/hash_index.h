@@ -11,8 +11,6 @@
 #include <utility>
 
 #include "column.h"
-#include "read_error.h"
-#include "support/mix.h"
 #include "watch.h"
 
 namespace pytracer::reading {

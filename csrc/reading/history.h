@@ -13,7 +13,6 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "actions.h"
 #include "allocator_rules.h"
 #include "column.h"
 #include "watch.h"

@@ -4,20 +4,6 @@
 
 namespace pytracer::reading {
 
-uint32_t FrameRows::intern(uint32_t file, uint32_t function, int64_t line_number) {
-  const uint64_t hash = mix(mix(mix(0, file), function), static_cast<uint64_t>(line_number));
-  return index_.intern(
-      hash, line.size(),
-      [&](uint32_t row) {
-        return filename[row] == file && name[row] == function && line[row] == line_number;
-      },
-      [&] {
-        filename.push_back(file);
-        name.push_back(function);
-        line.push_back(line_number);
-      });
-}
-
 uint32_t StackRows::intern(const Heap::Items& items) {
   uint64_t hash = items.size();
   for (const Value item : items) {
@@ -36,41 +22,23 @@ uint32_t StackRows::intern(const Heap::Items& items) {
       },
       [&] {
         for (const Value item : items) frame.push_back(item.index());
-        add_row({});
+        add_row({0, 0, 0, false});
       });
 }
 
 uint32_t StackRows::intern(uint32_t stack, const Backward& backward) {
-  const uint64_t hash = mix(mix(mix(mix(mix(0, stack), backward.forward), backward.node),
-                                backward.phase),
-                            uint64_t{backward.is_exact});
-  return backward_index_.intern(
-      hash, ends.size(),
-      [&](uint32_t row) {
-        return own_[row] == stack && forward[row] == backward.forward &&
-               node[row] == backward.node && phase[row] == backward.phase &&
-               is_exact[row] == backward.is_exact;
-      },
-      [&] {
-        const int64_t begin = stack != 0 ? ends[stack - 1] : 0;
-        for (int64_t i = begin; i < ends[stack]; ++i) {
-          watch_.tick();
-          const uint32_t copied = frame[static_cast<size_t>(i)];
-          frame.push_back(copied);
-        }
-        add_row(backward, stack);
-      });
-}
-
-uint32_t PoolRows::intern(int64_t high, int64_t low) {
-  const uint64_t hash = mix(mix(0, static_cast<uint64_t>(high)), static_cast<uint64_t>(low));
-  return index_.intern(
-      hash, numbers.size() / 2,
-      [&](uint32_t row) { return numbers[2 * row] == high && numbers[2 * row + 1] == low; },
-      [&] {
-        numbers.push_back(high);
-        numbers.push_back(low);
-      });
+  const uint32_t number =
+      backward_.intern(stack, backward.forward, backward.node, backward.phase, backward.is_exact);
+  if (number == backward_rows_.size()) {
+    for (int64_t i = stack != 0 ? ends[stack - 1] : 0; i < ends[stack]; ++i) {
+      watch_.tick();
+      const uint32_t copied = frame[static_cast<size_t>(i)];
+      frame.push_back(copied);
+    }
+    backward_rows_.push_back(static_cast<uint32_t>(ends.size()));
+    add_row(backward);
+  }
+  return backward_rows_[number];
 }
 
 uint8_t ActionRows::intern(uint32_t text) {
@@ -82,6 +50,82 @@ uint8_t ActionRows::intern(uint32_t text) {
     texts.push_back(text);
   }
   return action;
+}
+
+Value Heap::make(Shape shape) {
+  const Object object{0, shape, false, false, Value()};
+  uint32_t index;
+  if (!free_objects_.empty()) {
+    index = free_objects_.back();
+    free_objects_.pop_back();
+    objects_[index] = object;
+  } else {
+    if (objects_.size() == UINT32_MAX) damaged("more than 2^32 lists and dicts");
+    index = static_cast<uint32_t>(objects_.size());
+    objects_.push_back(object);
+  }
+  return Value(Kind::object, index);
+}
+
+void Heap::append(Value value, const Value* values, size_t count) {
+  Object& object = objects_[value.index()];
+  if (object.is_resolved) damaged("a list or dict is changed after it was used");
+  if (object.items == 0) {
+    if (free_items_.empty()) {
+      items_.emplace_back();
+      free_items_.push_back(static_cast<uint32_t>(items_.size() - 1));
+    }
+    object.items = free_items_.back();
+    free_items_.pop_back();
+  }
+  Items& items = items_[object.items];
+  bytes_of_items_ -= items.memory();
+  items.append(values, count);
+  bytes_of_items_ += items.memory();
+}
+
+Value Heap::resolve(Value value, Value to) {
+  Object& object = objects_[value.index()];
+  drop_items(object);
+  object.is_resolved = true;
+  object.resolved = to;
+  return to;
+}
+
+void Heap::discard(Value value) {
+  Object& object = objects_[value.index()];
+  if (object.is_shared) return;
+  drop_items(object);
+  free_objects_.push_back(value.index());
+}
+
+void Heap::drop_items(Object& object) {
+  if (object.items == 0) return;
+  Items& items = items_[object.items];
+  items.clear();
+  if (items.memory() > kKeptBytes) {
+    bytes_of_items_ -= items.memory();
+    items.free();
+  }
+  free_items_.push_back(object.items);
+  object.items = 0;
+}
+
+Value Heap::integer(int64_t number) {
+  if (Value::fits(number)) return Value(Kind::integer, static_cast<uint64_t>(number));
+  wide_integers_.push_back(number);
+  return Value(Kind::wide_integer, wide_integers_.size() - 1);
+}
+
+Value Heap::long_integer(int64_t high, uint64_t low) {
+  wide_integers_.push_back(high);
+  wide_integers_.push_back(static_cast<int64_t>(low));
+  return Value(Kind::long_integer, wide_integers_.size() - 2);
+}
+
+Value Heap::real(double number) {
+  reals_.push_back(number);
+  return Value(Kind::real, reals_.size() - 1);
 }
 
 }  // namespace pytracer::reading

@@ -2,20 +2,16 @@
 
 #include <algorithm>
 
-#include "actions.h"
+#include "allocator_rules.h"
 #include "snapshot_keys.h"
 
 namespace pytracer::reading {
-
-namespace {
 
 constexpr size_t kMostUnknownKeys = 64;
 constexpr size_t kMostItems = 2 * 64;  // keys and values of a row; a longer dict is no row
 
 constexpr uint64_t bit(Key key) { return uint64_t{1} << key; }
 static_assert(kKeys <= 64, "row_kind() has a bit for each key");
-
-}  // namespace
 
 RowBuilder::RowBuilder(Tables& tables, Watch& watch)
     : tables_(tables), watch_(watch), values_(tables, watch) {
@@ -69,6 +65,7 @@ Value RowBuilder::event(const Items& items) {
   events.time.back() = kNoTime;
   uint32_t& stack = events.stack.back();
   Value missing;
+  Backward backward;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
@@ -83,10 +80,10 @@ Value RowBuilder::event(const Items& items) {
       case kCompileContext: events.compile_context.back() = values_.text(value, "an event's compile_context"); break;
       case kUserMetadata: events.user_metadata.back() = values_.text(value, "an event's user_metadata"); break;
       case kAllocation: missing = value; break;
-      default: note_unknown_in_row("event", items[i]);
+      default: read_backward("event", items[i], value, backward);
     }
   }
-  stack = with_backward(items, stack);
+  stack = with_backward(stack, backward);
   if (!missing.is(Kind::none)) allocation(missing);
   return Value(Kind::event, events.action.size() - 1);
 }
@@ -100,6 +97,7 @@ void RowBuilder::allocation(Value dict) {
   allocations.add_row();
   allocations.event.back() = static_cast<int64_t>(tables_.events.action.size()) - 1;
   uint32_t& stack = allocations.stack.back();
+  Backward backward;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
@@ -107,10 +105,10 @@ void RowBuilder::allocation(Value dict) {
       case kBirthStep:
         allocations.birth_step.back() = values_.integer(value, "an allocation's birth_step", kCount);
         break;
-      default: note_unknown_in_row("allocation", items[i]);
+      default: read_backward("allocation", items[i], value, backward);
     }
   }
-  stack = with_backward(items, stack);
+  stack = with_backward(stack, backward);
   heap.resolve(dict, Value());
   heap.discard(dict);
 }
@@ -140,6 +138,7 @@ Value RowBuilder::block(const Items& items) {
   blocks.state.back() = kInactive;
   uint32_t& stack = blocks.stack.back();
   Value history;
+  Backward backward;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
@@ -155,28 +154,26 @@ Value RowBuilder::block(const Items& items) {
       case kHolder: blocks.holder.back() = values_.text(value, "a block's holder"); break;
       case kOwners: blocks.owners.back() = values_.integer(value, "a block's owners", kCount); break;
       case kBirthStep: blocks.birth_step.back() = values_.integer(value, "a block's birth_step", kCount); break;
-      default: note_unknown_in_row("block", items[i]);
+      default: read_backward("block", items[i], value, backward);
     }
   }
   read_history(history, requested, stack);
-  stack = with_backward(items, stack);
+  stack = with_backward(stack, backward);
   if (requested < 0) requested = size;
   return Value(Kind::block, blocks.size.size() - 1);
 }
 
-// torch writes forward_frames alone, in anomaly mode, and they are exact.
-uint32_t RowBuilder::with_backward(const Items& items, uint32_t stack) {
-  StackRows::Backward backward{0, 0, 0, true};
-  for (size_t i = 0; i < items.size(); i += 2) {
-    const Value value = items[i + 1];
-    switch (key_number(items[i])) {
-      case kForwardFrames: backward.forward = values_.forward_stack(value); break;
-      case kForwardExact: backward.is_exact = value.is(Kind::boolean) && value.number() != 0; break;
-      case kForwardPhase: backward.phase = values_.text(value, "a forward_phase"); break;
-      case kAutogradNode: backward.node = values_.text(value, "an autograd_node"); break;
-      default: break;
-    }
+void RowBuilder::read_backward(std::string_view row, Value key, Value value, Backward& backward) {
+  switch (key_number(key)) {
+    case kForwardFrames: backward.forward = values_.forward_stack(value); break;
+    case kForwardExact: backward.is_exact = value.is(Kind::boolean) && value.number() != 0; break;
+    case kForwardPhase: backward.phase = values_.text(value, "a forward_phase"); break;
+    case kAutogradNode: backward.node = values_.text(value, "an autograd_node"); break;
+    default: note_unknown(row, key);
   }
+}
+
+uint32_t RowBuilder::with_backward(uint32_t stack, Backward backward) {
   if (backward.forward == 0 && backward.node == 0 && backward.phase == 0) return stack;
   if (backward.forward == 0) backward.is_exact = false;
   return tables_.stacks.intern(stack, backward);
@@ -208,6 +205,7 @@ Value RowBuilder::segment(const Items& items) {
   int64_t& address = segments.address.back();
   uint32_t& stack = segments.stack.back();
   Value block_list;
+  Backward backward;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
@@ -223,36 +221,25 @@ Value RowBuilder::segment(const Items& items) {
       case kAllocatedSize:
       case kActiveSize:
       case kRequestedSize: break;  // these follow from the blocks
-      default: note_unknown_in_row("segment", items[i]);
+      default: read_backward("segment", items[i], value, backward);
     }
   }
-  stack = with_backward(items, stack);
+  stack = with_backward(stack, backward);
   RowRange blocks = values_.rows(block_list, Kind::block, "a segment's blocks");
   if (blocks.begin == blocks.end) blocks = {claimed_blocks_, claimed_blocks_};
   const size_t number = segments.size.size() - 1;
-  claim_blocks(blocks, number, address);
+  if (blocks.begin != claimed_blocks_) damaged("the blocks of the segments are in another order");
+  claimed_blocks_ = blocks.end;
+  BlockColumns& all = tables_.blocks;
+  int64_t next = address;
+  for (uint64_t i = blocks.begin; i < blocks.end; ++i) {
+    watch_.tick();
+    all.segment[i] = static_cast<int64_t>(number);
+    if (all.address[i] < 0) all.address[i] = next;
+    if (__builtin_add_overflow(all.address[i], all.size[i], &next)) next = INT64_MAX;
+  }
   segments.first_block.back() = static_cast<int64_t>(blocks.begin);
   return Value(Kind::segment, number);
-}
-
-// Assigns blocks to a segment that begins at `address`.
-void RowBuilder::claim_blocks(RowRange rows, size_t segment, int64_t address) {
-  BlockColumns& blocks = tables_.blocks;
-  if (rows.begin != claimed_blocks_) damaged("the blocks of the segments are in another order");
-  claimed_blocks_ = rows.end;
-  int64_t next = address;
-  for (uint64_t i = rows.begin; i < rows.end; ++i) {
-    watch_.tick();
-    blocks.segment[i] = static_cast<int64_t>(segment);
-    if (blocks.address[i] < 0) blocks.address[i] = next;
-    if (__builtin_add_overflow(blocks.address[i], blocks.size[i], &next)) next = INT64_MAX;
-  }
-}
-
-void RowBuilder::note_unknown_in_row(std::string_view row, Value key) {
-  constexpr uint64_t kOfBackward = bit(kForwardFrames) | bit(kForwardExact) | bit(kForwardPhase) | bit(kAutogradNode);
-  const uint32_t number = key_number(key);
-  if (number >= kKeys || (uint64_t{1} << number & kOfBackward) == 0) note_unknown(row, key);
 }
 
 void RowBuilder::note_unknown(std::string_view row, Value key) {

@@ -1,8 +1,7 @@
-#include "row_values.h"
-
 #include <algorithm>
 #include <charconv>
-#include <string>
+
+#include "row_builder.h"
 
 namespace pytracer::reading {
 
@@ -96,8 +95,7 @@ Value RowValues::frame_of(uint32_t text) {
   const uint32_t file =
       tables_.strings.intern(std::string_view(line).substr(kBegin.size(), number - kBegin.size()));
   const uint32_t name = tables_.strings.intern(line.substr(function + kFunction.size()));
-  return frame_of_text_[text] =
-             Value(Kind::frame, tables_.frames.intern(file, name, line_number));
+  return frame_of_text_[text] = Value(Kind::frame, tables_.frames.intern(file, name, line_number));
 }
 
 uint32_t RowValues::pool(Value pair) {
@@ -123,11 +121,6 @@ uint8_t RowValues::block_state(Value value) const noexcept {
   if (name == "active_pending_free" || name == "active_awaiting_free") return kPendingFree;
   return kNoState;
 }
-
-bool RowValues::is_list(Value value) const noexcept {
-  return value.is(Kind::object) && tables_.heap.shape(value) == Shape::list;
-}
-
 RowRange RowValues::rows(Value list, Kind kind, const char* what) const {
   if (!is_list(list)) wrong_type(what);
   const Heap::Items& items = tables_.heap.items(list);

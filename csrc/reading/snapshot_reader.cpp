@@ -1,8 +1,5 @@
-#include "snapshot_reader.h"
-
 #include <algorithm>
 
-#include "pickle_machine.h"
 #include "row_builder.h"
 #include "snapshot_keys.h"
 
@@ -46,26 +43,6 @@ Outline outline(Value root, Tables& tables, RowBuilder& rows, Watch& watch) {
     not_a_snapshot("a dict without the lists 'segments' and 'device_traces'");
   }
   return result;
-}
-
-void read_segments(Value list, Tables& tables, Watch& watch) {
-  for (const Value item : tables.heap.items(list)) {
-    watch.tick();
-    if (!item.is(Kind::segment)) not_a_snapshot("the items of 'segments' are no segments");
-  }
-  const RowValues values(tables, watch);
-  tables.device_segments = values.rows(list, Kind::segment, "the list of segments");
-}
-
-// The blocks of the segments, in their order.
-void find_blocks(Tables& tables, uint64_t claimed_blocks) {
-  const RowRange& segments = tables.device_segments;
-  const auto first_block = [&](uint64_t segment) {
-    const bool is_end = segment == tables.segments.size.size();
-    return is_end ? claimed_blocks
-                  : static_cast<uint64_t>(tables.segments.first_block[segment]);
-  };
-  tables.device_blocks = {first_block(segments.begin), first_block(segments.end)};
 }
 
 void read_traces(Value list, Tables& tables, Watch& watch) {
@@ -123,12 +100,20 @@ void read_host(const Outline& lists, Tables& tables, Watch& watch) {
 
 void read_snapshot(ByteReader& in, Tables& tables, Watch& watch) {
   RowBuilder rows(tables, watch);
-  const Value root = PickleMachine(in, tables.heap, tables.strings, rows, watch).run();
+  const Value root = read_pickle(in, tables, rows, watch);
   const Outline lists = outline(root, tables, rows, watch);
-  read_segments(lists.segments, tables, watch);
+  for (const Value item : tables.heap.items(lists.segments)) {
+    watch.tick();
+    if (!item.is(Kind::segment)) not_a_snapshot("the items of 'segments' are no segments");
+  }
+  tables.device_segments = RowValues(tables, watch).rows(lists.segments, Kind::segment, "the list of segments");
   if (!lists.traces.is(Kind::none)) read_traces(lists.traces, tables, watch);
   read_host(lists, tables, watch);
-  find_blocks(tables, rows.claimed_blocks());
+  const auto first_block = [&](uint64_t segment) {  // the blocks are in the order of the segments
+    const bool is_end = segment == tables.segments.size.size();
+    return is_end ? rows.claimed_blocks() : static_cast<uint64_t>(tables.segments.first_block[segment]);
+  };
+  tables.device_blocks = {first_block(tables.device_segments.begin), first_block(tables.device_segments.end)};
 }
 
 }  // namespace pytracer::reading

@@ -7,14 +7,10 @@
 #pragma once
 
 #include <set>
-#include <string_view>
-#include <utility>
 #include <vector>
 
-#include "column.h"
+#include "byte_reader.h"
 #include "interned_rows.h"
-#include "strings.h"
-#include "value.h"
 
 namespace pytracer::reading {
 
@@ -76,7 +72,9 @@ struct RowRange {
 };
 
 struct Tables {
-  explicit Tables(Watch& watch) : strings(watch), stacks(watch), frames(watch), pools(watch) {}
+  explicit Tables(Watch& watch) : strings(watch), stacks(watch), frames(watch), pools(watch) {
+    pools.intern(0, 0);
+  }
 
   // Without the Heap and the Strings.
   uint64_t memory() const noexcept {
@@ -100,5 +98,8 @@ struct Tables {
   RowRange device_blocks{0, 0};    // their blocks
   Value allocator_settings, external_annotations, metadata;
 };
+
+// Fills `tables`, which are empty. Throws ReadError if the file is no snapshot or is damaged.
+void read_snapshot(ByteReader& in, Tables& tables, Watch& watch);
 
 }  // namespace pytracer::reading

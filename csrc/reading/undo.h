@@ -3,7 +3,6 @@
 // 1. Afterwards, at any time and by their least possible sizes, segments do not overlap, blocks are
 //    within segments and do not overlap, and a free follows its allocation. Any other trace is a
 //    ContradictionError.
-// 2. Only the constructor reads the arrays.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "free_space.h"
 #include "history.h"
 
 namespace pytracer::reading {
@@ -40,44 +40,13 @@ struct Block {
   int32_t state_block = -1;
 };
 
-struct Segment {
-  uint64_t end;
-  bool is_expandable;
-};
-
-class Undo {
- public:
-  Undo(const TraceView& trace, const StateView& state, const AllocatorRules& rules, Watch& watch);
-
+struct Undone {
   std::vector<Block> blocks;
   std::vector<uint32_t> event_block;  // by event: the block that it allocates or frees
-  // The state before the trace, by address. `live` has indices into `blocks`; pieces of expandable
-  // segments that touch are one segment.
+  // The state before the trace: indices into `blocks` by address, and the segments, as if all were free.
   std::map<uint64_t, uint32_t> live;
-  std::map<uint64_t, Segment> segments;
-
- private:
-  struct Range {
-    uint64_t begin, end;
-  };
-  static Range range(int64_t address, uint64_t bytes);
-  void load(const StateView& state);
-  void undo(size_t event);
-  void undo_alloc(size_t event);
-  void undo_free_requested(size_t event);
-  void undo_free_completed(size_t event);
-  void add_block(const Block& block);
-  void add_segment(Range place, bool is_expandable);
-  void take_segment(Range place);
-  void take_mapped(Range place);
-  bool is_free(Range place) const;
-  std::map<uint64_t, uint32_t>::iterator live_block(size_t event);
-
-  const TraceView& trace_;
-  const AllocatorRules& rules_;
-  Watch& watch_;
-  bool has_requests_ = false;  // the trace has free_requested events
-  int64_t unrequested_ = -1;   // the allocation of a block that was freed without such an event
+  FreeSpace segments;
 };
+Undone undone(const TraceView& trace, const StateView& state, const AllocatorRules& rules, Watch& watch);
 
 }  // namespace pytracer::reading

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "column.h"
-#include "read_error.h"
+#include "watch.h"
 
 namespace pytracer::reading {
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "record/code_watch.h"
-
 namespace pytracer {
 
 namespace {
@@ -32,9 +30,7 @@ CallTree::CallTree(uint64_t max_bytes, const std::shared_ptr<Box>& box, bool is_
              2 * max_items<Code>(max_bytes), part_of_tree(box, BoxKind::names, is_spare)) {}
 
 CallTree::CallTree(const Rows& rows, uint32_t last_stack)
-    : max_bytes_(UINT64_MAX),
-      base_(last_stack),
-      codes_(static_cast<uint32_t>(rows.codes.size())),
+    : max_bytes_(UINT64_MAX), base_(last_stack), codes_(static_cast<uint32_t>(rows.codes.size())),
       frames_(static_cast<uint32_t>(rows.frames.size())),
       nodes_(static_cast<uint32_t>(rows.nodes.size())),
       names_(UINT32_MAX, static_cast<uint32_t>(rows.names.size())) {

@@ -19,11 +19,9 @@
 #include <string_view>
 #include <vector>
 
-#include "frames/code_objects.h"
 #include "frames/frame_walk.h"
 #include "record/stack_link.h"
 #include "support/intern_table.h"
-#include "support/interner.h"
 #include "support/mix.h"
 
 namespace pytracer {

@@ -19,14 +19,10 @@ uint32_t stack_actions(Context context) noexcept {
   constexpr uint32_t kMarker = 1u << PYTRACER_SNAPSHOT;  // belongs to no block
   constexpr uint32_t kFrees = 1u << PYTRACER_FREE_REQUESTED | 1u << PYTRACER_FREE_COMPLETED;
   switch (context) {
-    case Context::none:
-      return 0;
-    case Context::state:
-      return 1u << PYTRACER_ALLOC;
-    case Context::alloc:  // frees show the stack of their allocation, from the live table
-      return kAll & ~kMarker & ~kFrees;
-    case Context::all:
-      return kAll & ~kMarker;
+    case Context::none: return 0;
+    case Context::state: return 1u << PYTRACER_ALLOC;
+    case Context::alloc: return kAll & ~kMarker & ~kFrees;  // frees show the stack of their allocation
+    case Context::all: return kAll & ~kMarker;
   }
   return 0;
 }
@@ -34,12 +30,10 @@ uint32_t stack_actions(Context context) noexcept {
 }  // namespace
 
 DeviceLog::DeviceLog(int device, uint32_t max_entries, std::shared_ptr<Box> box)
-    : device_(device),
-      box_(std::move(box)),
+    : device_(device), box_(std::move(box)),
       ring_(std::make_shared<RingBuffer>(ring_capacity(max_entries), part(BoxKind::ring))),
       tables_(std::make_unique<Tables>(*this)),
-      names_(std::make_shared<DeviceNames>(part(BoxKind::none))),
-      uses_(part(BoxKind::uses)) {}
+      names_(std::make_shared<DeviceNames>(part(BoxKind::none))), uses_(part(BoxKind::uses)) {}
 
 // Mode::state, or recording has just been switched off.
 __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_event& given,
@@ -91,9 +85,7 @@ __attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_eve
   if (const LiveBlock* released = segments.take(given.address)) {
     if (!begins) released_stack = released->stack;
   }
-  if (begins && !segments.insert(given.address, given.size, stack).done) {
-    increment(live_dropped_);
-  }
+  if (begins && !segments.insert(given.address, given.size, stack).done) increment(live_dropped_);
   return released_stack;
 }
 

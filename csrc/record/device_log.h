@@ -24,7 +24,6 @@
 #include "record/event.h"
 #include "record/live_table.h"
 #include "record/ring_buffer.h"
-#include "record/tensor_uses.h"
 #include "support/spin_lock.h"
 
 namespace pytracer {

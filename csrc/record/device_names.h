@@ -38,8 +38,7 @@ class DeviceNames {
   }
   __attribute__((noinline, cold)) uint16_t intern_labels(const pytracer_labels& labels) noexcept {
     const Labels numbers{intern_text(labels.compile_context),
-                         intern_text(labels.user_metadata),
-                         intern_text(labels.internal_metadata)};
+                         intern_text(labels.user_metadata), intern_text(labels.internal_metadata)};
     return static_cast<uint16_t>(labels_.intern(bytes_of(numbers)));
   }
 

@@ -2,19 +2,11 @@
 
 #include <algorithm>
 #include <mutex>
-#include <new>
-
-#include "record/parameter_numbers.h"
-#include "record/thread_slot.h"
 
 namespace pytracer {
 
-namespace {
-
 constexpr uint64_t kNoSequence = UINT64_MAX;
 constexpr uint64_t kMostSkipped = 4096;  // nodes without an allocation of their own, in a row
-
-}  // namespace
 
 ForwardStacks::ForwardStacks() {
   ParameterNumbers::make();
@@ -33,8 +25,7 @@ uint32_t ForwardStacks::attribute(StackTable& stacks, ThreadSlot& slot, const py
     state.thread = cursor.thread;
     state.next_sequence = autograd_.next_sequence();
   }
-  const bool has_new_nodes =
-      state.next_sequence != cursor.next || state.thread != cursor.thread;
+  const bool has_new_nodes = state.next_sequence != cursor.next || state.thread != cursor.thread;
   if (!has_new_nodes) cursor.period = period_.load(std::memory_order_relaxed);
   if (state.node == nullptr) {
     if (has_new_nodes) {
@@ -91,8 +82,7 @@ __attribute__((noinline)) uint32_t ForwardStacks::parameter_of(const void* node)
 bool ForwardStacks::fits(const Forward& forward, const void* node,
                          NodeTypes::Output output) const noexcept {
   if (output == NodeTypes::Output::unknown) return false;
-  const bool is_new =
-      output == NodeTypes::Output::allocated ||
+  const bool is_new = output == NodeTypes::Output::allocated ||
       (output == NodeTypes::Output::keeps_both && autograd_.has_two_gradients(node) != 0) ||
       autograd_.changes_shape(node) != 0;
   if (!is_new) return false;

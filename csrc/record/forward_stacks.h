@@ -20,7 +20,6 @@
 
 #include "hooks/autograd_abi.h"
 #include "hooks/hook_abi.h"
-#include "record/forward_cursor.h"
 #include "record/node_types.h"
 #include "record/stack_table.h"
 #include "record/thread_slot.h"

@@ -1,6 +1,5 @@
 #include "record/live_table.h"
 
-#include <algorithm>
 #include <mutex>
 
 namespace pytracer {
@@ -49,13 +48,4 @@ void LiveTable::thaw(SpinLock& writer_lock) noexcept {
     frozen_ = aside_count_ != 0;
   }
 }
-
-uint64_t LiveTable::committed_bytes() const noexcept {
-  return uint64_t{used()} * (sizeof(LiveBlock) + sizeof(uint32_t));
-}
-
-uint64_t LiveTable::max_bytes() const noexcept {
-  return uint64_t{capacity_} * (sizeof(LiveBlock) + 2 * sizeof(uint32_t));
-}
-
 }  // namespace pytracer

@@ -93,8 +93,12 @@ class LiveTable {
     return entries_.size() - aside_count_.load(std::memory_order_relaxed);
   }
   uint64_t block_bytes() const noexcept { return block_bytes_.load(std::memory_order_relaxed); }
-  uint64_t committed_bytes() const noexcept;
-  uint64_t max_bytes() const noexcept;
+  uint64_t committed_bytes() const noexcept {
+    return uint64_t{used()} * (sizeof(LiveBlock) + sizeof(uint32_t));
+  }
+  uint64_t max_bytes() const noexcept {
+    return uint64_t{capacity_} * (sizeof(LiveBlock) + 2 * sizeof(uint32_t));
+  }
 
  private:
   bool is_live(uint32_t entry, uint64_t address) const noexcept {

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <string_view>
 
@@ -14,8 +13,7 @@ namespace {
 
 // The operators of torch whose result shares the memory of an argument.
 constexpr std::string_view kViews =
-    " "
-    "Alias AsStrided Chunk Conj Detach Diagonal Expand Lift LiftFresh NegView NestedGetValues "
+    " Alias AsStrided Chunk Conj Detach Diagonal Expand Lift LiftFresh NegView NestedGetValues "
     "NestedViewFromBuffer NestedViewFromJagged Permute ReshapeAlias Select Slice Split "
     "SplitWithSizes Squeeze T Transpose Unbind Unfold UnsafeSplit UnsafeSplitWithSizes "
     "UnsafeView Unsqueeze Values View ViewAsComplex ViewAsReal ";
@@ -23,8 +21,7 @@ constexpr std::string_view kViews =
 // The operators that torch has in place too (add_ for add). A node does not tell the two apart.
 // tests/tracing/test_forward_stacks.py compares the list with the running torch.
 constexpr std::string_view kInPlace =
-    " "
-    "Abs Acos Acosh Add Addbmm Addcdiv Addcmul Addmm Addmv Addr Asin Asinh Atan Atan2 Atanh Baddbmm "
+    " Abs Acos Acosh Add Addbmm Addcdiv Addcmul Addmm Addmv Addr Asin Asinh Atan Atan2 Atanh Baddbmm "
     "Bernoulli Cauchy Ceil Celu Clamp ClampMax ClampMin ConjPhysical Copy Copysign Cos Cosh Cumprod Cumsum "
     "Deg2Rad Digamma Div Elu EmbeddingRenorm Eq Erf Erfc Erfinv Exp Exp2 Expm1 Exponential Fill "
     "Floor Fmod Frac Ge Gelu Geometric Gt Hardsigmoid Hardswish Hardtanh Hypot I0 Igamma Igammac "
@@ -38,8 +35,7 @@ constexpr std::string_view kInPlace =
 // it first, which makes a node of its own and allocates: so the next allocation is never taken for
 // this node's. tests/tracing/test_forward_stacks.py compares the list with the running torch.
 constexpr std::string_view kKeepsArgument =
-    " "
-    "AbsBackward0 AcosBackward0 AcoshBackward0 AsinBackward0 AsinhBackward0 AtanBackward0 "
+    " AbsBackward0 AcosBackward0 AcoshBackward0 AsinBackward0 AsinhBackward0 AtanBackward0 "
     "AtanhBackward0 CeluBackward0 ClampBackward1 ClampMaxBackward0 ClampMinBackward0 CosBackward0 "
     "CoshBackward0 DigammaBackward0 EluBackward0 ErfBackward0 ErfcBackward0 ErfinvBackward0 "
     "GeluBackward0 HardsigmoidBackward0 HardswishBackward0 HardtanhBackward0 I0Backward0 "

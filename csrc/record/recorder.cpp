@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "record/device_log_record.h"
-#include "record/parameter_numbers.h"
 #include "record/thread_slot.h"
 
 namespace pytracer {
@@ -175,26 +174,12 @@ void Recorder::note_use(int device, uint64_t address, TensorRole role) noexcept 
     if (log != nullptr) log->note_use(address, role);
   });
 }
-
-void Recorder::publish(DeviceLog& log) noexcept {
-  logs_[log.device() + 1].store(&log, std::memory_order_release);
-}
-
-void Recorder::publish(StackTable& stacks) noexcept {
-  stacks_.store(&stacks, std::memory_order_release);
-}
-
 void Recorder::withdraw() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_seq_cst);
   stacks_.store(nullptr, std::memory_order_seq_cst);
   wait_for_hooks();
   renewal_.reset();
 }
-
-void Recorder::set_enabled(bool cpu, bool enabled) noexcept {
-  __atomic_store_n(&enabled_[cpu ? 0 : 1], enabled, __ATOMIC_RELEASE);
-}
-
 void Recorder::set_stack_depth(uint32_t depth) noexcept {
   // Never 0: a hook that has begun may still read the depth when nobody wants stacks any more.
   depth_.store(std::clamp(depth, 1u, kMaxStackDepth), std::memory_order_relaxed);

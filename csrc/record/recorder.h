@@ -21,8 +21,6 @@
 #include "record/forward_stacks.h"
 #include "record/node_types.h"
 #include "record/phases.h"
-#include "record/stack_renewal.h"
-#include "record/stack_table.h"
 #include "support/reserved_array.h"
 
 namespace pytracer {
@@ -59,11 +57,15 @@ class Recorder {
   static void note_use(int device, uint64_t address, TensorRole role) noexcept;
 
   // The registry, under its control lock, all below.
-  void publish(DeviceLog& log) noexcept;
-  void publish(StackTable& stacks) noexcept;
+  void publish(DeviceLog& log) noexcept {
+    logs_[log.device() + 1].store(&log, std::memory_order_release);
+  }
+  void publish(StackTable& stacks) noexcept { stacks_.store(&stacks, std::memory_order_release); }
   // Withdraws all logs and the stack table, and waits for the hooks that use them.
   void withdraw() noexcept;
-  void set_enabled(bool cpu, bool enabled) noexcept;
+  void set_enabled(bool cpu, bool enabled) noexcept {
+    __atomic_store_n(&enabled_[cpu ? 0 : 1], enabled, __ATOMIC_RELEASE);
+  }
   void set_stack_depth(uint32_t depth) noexcept;
   // Whether allocations in backward get forward stacks, from set_autograd() on.
   void set_forward_stacks(bool wanted) noexcept;

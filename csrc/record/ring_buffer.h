@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "record/event.h"
-#include "support/reserved_array.h"
 
 namespace pytracer {
 
@@ -126,8 +125,7 @@ class RingBuffer {
     for (const Event& event : held.events) append(event);
   }
   RingBuffer(uint32_t capacity, uint64_t first, const BoxPart& part)
-      : slots_(capacity, part),
-        capacity_(capacity) {
+      : slots_(capacity, part), capacity_(capacity) {
     if (slots_.entry() != nullptr) slots_.entry()->number = capacity;
     begin_at(first);
   }

@@ -2,7 +2,7 @@
 //
 // 1. The stacks are in a generation (call_tree.h). When it is nearly full, a new one is published. A walk
 //    then finds and adds stacks in the new one alone. The stacks that live tables and rings have are
-//    copied into it piece by piece (stack_renewal.h), and the old one goes. Until then there is no third
+//    copied into it piece by piece (StackRenewal), and the old one goes. Until then there is no third
 //    one.
 // 2. So the table's memory is bounded by max_bytes: two generations of half of it each. Beyond that, a
 //    session that has stopped, and the events that Python has, may keep a generation that the table has no
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "record/call_tree.h"
+#include "record/device_log.h"
 
 namespace pytracer {
 
@@ -57,7 +58,7 @@ class StackTable {
     return tree->has(stack) && tree->is_engine(stack);
   }
 
-  // In a hook; one thread at a time renews (stack_renewal.h).
+  // In a hook; one thread at a time renews (StackRenewal).
   bool wants_generation() const noexcept { return wanted_.load(std::memory_order_relaxed); }
   bool begin_generation() noexcept;  // false: there is no memory for it, or it is not made yet
   // The stack in the newest generation. Each hook that began before begin_generation() has ended.
@@ -125,6 +126,33 @@ class StackReader {
  private:
   std::shared_ptr<StackTable> table_;
   std::shared_ptr<const CallTree> last_;
+};
+
+// Brings the stacks that are in use into a new generation of the stack table, so that the old one can go.
+//
+// 1. step() runs in hooks that had to intern a stack, while the table wants a generation. It does
+//    the next piece, some thousand stacks, and never waits: if another thread is in step(), or something
+//    is not finished, it returns.
+// 2. First a new generation is published: from then on hooks that begin have stacks of the new one alone.
+//    Then the hooks end that began before and may have old stacks in hand. Then the stacks of the live
+//    tables and of the rings are renewed. A free takes a stack from a live table to a ring, never back.
+// 3. So a stack of the old generation is in no ring, no live table and no hook. Captures and
+//    views are copies of rings and live tables. Their owner pins the table, which then keeps the old
+//    generation.
+class StackRenewal {
+ public:
+  // In a hook, without any lock. `logs` are the published ones; null entries are left out.
+  void step(StackTable& stacks, const std::atomic<DeviceLog*>* logs, int log_count) noexcept;
+  // For the next stack table. While no hook runs that has the old one.
+  void reset() noexcept;
+
+ private:
+  bool renew(StackTable& stacks, const std::atomic<DeviceLog*>* logs, int log_count) noexcept;
+
+  std::atomic<bool> busy_{false};  // guards all below
+  enum class Stage { idle, waiting_for_hooks, renewing, ending } stage_ = Stage::idle;
+  int log_ = 0;  // the log whose stacks are being renewed
+  DeviceLog::StackScan scan_;
 };
 
 }  // namespace pytracer

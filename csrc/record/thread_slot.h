@@ -15,11 +15,43 @@
 #include <cstdint>
 
 #include "frames/walk_memo.h"
-#include "record/forward_cursor.h"
 
 namespace pytracer {
 
 struct PendingCaptures;
+struct NodeTable;
+
+// What a thread's slot keeps for ForwardStacks.
+struct ForwardCursor {
+  std::atomic<NodeTable*> table{nullptr};  // written by this thread alone; others only compare it
+  uint64_t thread = 0;  // torch's number of the thread at its last allocation
+  uint64_t next = 0;    // the number of its next node then
+  uint64_t period = 0;  // ForwardStacks' period then
+  // The last allocation that a node made, and the id that it got.
+  struct Last {
+    const char* node_type = nullptr;
+    uint64_t thread = 0, sequence = 0, seed = 0;
+    uint32_t own = 0, id = 0;
+    uint32_t parameter = 0;
+    uint32_t forward = 0;  // to pass on to nodes that the node makes
+    uint16_t phase = 0;      // as `forward`
+    bool is_exact = false;
+  } last;
+  // The last free, and the id that it got.
+  struct LastFree {
+    const char* node_type = nullptr;
+    uint64_t seed = 0;
+    uint32_t own = 0, id = 0;
+  } last_free;
+
+  // While no thread uses the slot.
+  void reset() noexcept {
+    table.store(nullptr, std::memory_order_relaxed);
+    thread = next = period = 0;
+    last = {};
+    last_free = {};
+  }
+};
 
 struct ThreadSlot {
   std::atomic<uint32_t> scopes{0};  // scopes begun and ended: odd within one
@@ -77,8 +109,7 @@ class HookScope {
     }
   }
   ~HookScope() { slot_.scopes.store(next(), std::memory_order_release); }
-  HookScope(const HookScope&) = delete;
-  HookScope& operator=(const HookScope&) = delete;
+  HookScope(HookScope&&) = delete;
 
  private:
   uint32_t next() const noexcept { return slot_.scopes.load(std::memory_order_relaxed) + 1; }

@@ -1,14 +1,11 @@
 #include "restore/restored_view.h"
 
-#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <set>
 #include <utility>
 
 #include "record/node_types.h"
-#include "restore/restored_segments.h"
-#include "restore/restored_stacks.h"
 #include "session/box_notes.h"
 #include "support/error.h"
 #include "support/utf8.h"
@@ -109,13 +106,11 @@ uint64_t peak(const std::vector<Event>& events, uint64_t allocated_at_end) {
 
 class Restored {
  public:
-  Restored(const BoxReader& box, const RestoreOptions& options) : box_(box) {
+  Restored(const BoxReader& box, const RestoreOptions& options)
+      : box_(box), view_{options.stack_depth, options.context, options.forward_stacks} {
     if (Phases::instance().numbers() != 0) throw Error("a box is read in a process of its own");
     const size_t node_types = restore_node_types(box);
     phases_ = restore_phases(box);
-    view_.stack_depth = options.stack_depth;
-    view_.context = options.context;
-    view_.forward_stacks = options.forward_stacks;
     view_.stacks = restored_stacks(box, node_types, phases_);
     view_.phases.complete = false;
     view_.clock = restored_clock(box, BoxKind::clock, options.is_same_boot);
@@ -208,7 +203,7 @@ class Restored {
     return blocks;
   }
 
-  uint32_t known(uint32_t stack) const { return stack != 0 && view_.stacks->generation_of(stack) != nullptr ? stack : 0; }
+  uint32_t known(uint32_t stack) const { return stack != 0 && view_.stacks->generation_of(stack) ? stack : 0; }
 
   void restore_steps() {
     for (const BoxStep& step : box_.last<BoxStep>(box_.newest(BoxKind::steps), BoxNotes::kMostSteps)) {

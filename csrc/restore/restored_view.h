@@ -1,10 +1,6 @@
 // What a process had recorded that is gone, or does not answer, as a view from which a snapshot is written.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "restore/box_reader.h"
 #include "view/view.h"
 
@@ -31,6 +27,14 @@ struct RestoreOptions {
   bool forward_stacks;
   bool is_same_boot;  // the clocks of the process and of this one agree
 };
+
+// The stack table. Node types and phases have numbers up to these. A node that is damaged, and what came after it,
+// is left out.
+std::shared_ptr<StackTable> restored_stacks(const BoxReader& box, size_t node_types, size_t phases);
+
+// The state that one device's allocator had: segments and blocks, by address, from its live tables and events. A
+// block that no segment has is a segment of its own. Throws std::bad_alloc.
+AllocatorState restored_segments(const DeviceView& device);
 
 // Events, live blocks and stacks as they were. The allocator's state is made from them: a segment has the
 // stream and the pool of an event or of one of its blocks, if the ring still has that, and blocks have their

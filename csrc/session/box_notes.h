@@ -4,13 +4,14 @@
 // Under the registry's control lock.
 #pragma once
 
-#include <cstdint>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <string_view>
+#include <thread>
 
 #include "record/clock.h"
-#include "support/intern_table.h"
-#include "support/reserved_array.h"
+#include "record/stack_table.h"
 
 namespace pytracer {
 
@@ -32,8 +33,7 @@ class BoxNotes {
   // Throws Error or std::bad_alloc.
   explicit BoxNotes(const std::shared_ptr<Box>& box);
   ~BoxNotes();
-  BoxNotes(const BoxNotes&) = delete;
-  BoxNotes& operator=(const BoxNotes&) = delete;
+  BoxNotes(BoxNotes&&) = delete;
 
   void note_step(const BoxStep& step) noexcept { steps_.enter(step); }
   void forget_steps() noexcept { steps_.set_count(0); }
@@ -48,6 +48,31 @@ class BoxNotes {
   ReservedArray<WallClock::Pair> clock_, accelerator_clock_;
   InternTable phases_, node_types_;
   ReservedArray<char> description_;  // two; count: the size of the present one, and which it is
+};
+
+// A thread that does what hooks need done and what may wait for a disk: it takes space of the box's file ahead,
+// and makes and destroys generations of stacks.
+//
+// 1. It sleeps until a hook wakes it (Box::wake()), which never waits.
+// 2. It takes no signal, and needs neither the GIL nor a lock that is held while something waits for it.
+// 3. If there can be no thread, hooks do the work themselves.
+// 4. A forked child has no such thread, nor its box.
+class Keeper {
+ public:
+  explicit Keeper(std::shared_ptr<Box> box);
+  ~Keeper();  // waits for the thread; no hook uses the box any more
+  Keeper(Keeper&&) = delete;
+
+  void look_after(std::shared_ptr<StackTable> stacks) noexcept;
+
+ private:
+  void run() noexcept;
+
+  const std::shared_ptr<Box> box_;
+  std::mutex mutex_;  // guards stacks_
+  std::shared_ptr<StackTable> stacks_;
+  std::atomic<bool> is_over_{false};
+  std::thread thread_;
 };
 
 }  // namespace pytracer

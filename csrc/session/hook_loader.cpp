@@ -1,5 +1,3 @@
-#include "session/hook_loader.h"
-
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -10,7 +8,6 @@
 
 #include "support/error.h"
 #include "record/recorder.h"
-#include "session/autograd_threads.h"
 #include "session/registry.h"
 
 namespace pytracer {
@@ -37,9 +34,7 @@ auto load(const std::string& path, const char* symbol, uint32_t abi) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw HookError("cannot load the hook " + path + ": " + last_dl_error());
   const auto entry = reinterpret_cast<Entry>(dlsym(library, symbol));
-  if (entry == nullptr) {
-    throw HookError(path + " is not a pytracer hook: " + last_dl_error());
-  }
+  if (entry == nullptr) throw HookError(path + " is not a pytracer hook: " + last_dl_error());
   const auto* table = entry();
   if (table->abi != abi) {
     throw HookError("the hook " + path + " was built for another pytracer (interface " +
@@ -67,11 +62,7 @@ bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
   if (result != PYTRACER_DONE) {
     throw HookError("the " + std::string(hook->backend) + " hook cannot be attached: " + message);
   }
-  if (host) {
-    Registry::instance().set_host(*hook);
-  } else if (!cpu) {
-    Registry::instance().set_accelerator(*hook);
-  }
+  if (!cpu) Registry::instance().set_hook(*hook, host);
   attached = hook;
   return true;
 }

@@ -23,8 +23,7 @@
 #include "record/clock.h"
 #include "record/recorder.h"
 #include "session/box_notes.h"
-#include "session/keeper.h"
-#include "view/allocator_state.h"
+#include "view/view.h"
 
 namespace pytracer {
 
@@ -43,11 +42,8 @@ class Registry {
   }
 
   // Any thread, not under control(). From now on an accelerator's captures begin at the snapshot
-  // markers of this hook, which is attached.
-  void set_accelerator(const pytracer_hook& hook);
-  // The same for the pinned host memory.
-  void set_host(const pytracer_hook& hook);
-
+  // markers of this hook, which is attached; or those of pinned host memory.
+  void set_hook(const pytracer_hook& hook, bool is_host = false);
   // The same, of the library that reads autograd's state.
   void set_autograd(const pytracer_autograd& autograd);
 
@@ -119,5 +115,33 @@ class Registry {
   std::optional<WallClock> accelerator_clock_;  // where the hook stamps its events itself
   std::atomic<uint64_t> process_number_{0};
 };
+
+// Loads the shared libraries that are compiled for the running torch, and connects them to the
+// recorder: the allocators' hooks, and the library that reads autograd's state.
+
+// Attaches the hook in `path`, unless its backend is attached already. False: torch has not
+// initialised the device yet. The hook calls `report_oom` if torch has no observers for that. The
+// library is never unloaded. Any thread, without the GIL. Throws HookError with a message for the
+// user.
+bool attach_hook(const std::string& path, pytracer_oom_fn report_oom);
+
+// Attaches the library in `path` that reads autograd's state, unless one is attached. The library is
+// never unloaded. Any thread, without the GIL. Throws HookError, or Error (no address space).
+void attach_autograd(const std::string& path);
+
+// Lets the core tell the threads of autograd by their names (autograd_threads), unless a library
+// that reads autograd's state is attached, or until one is. Throws Error or std::bad_alloc.
+void watch_autograd_threads();
+
+// What the attached library reads on the calling thread. Null: none is attached.
+const pytracer_autograd* attached_autograd() noexcept;
+
+// What the core itself knows of autograd, where the library that reads its state (hooks/autograd.cpp)
+// is missing: the threads that run the nodes of an accelerator have a name that torch gives them,
+// "pt_autograd_0" and so on (torch/csrc/autograd/engine.cpp). That a node runs is then known, and not
+// which. Without these names, memory that the backward pass frees could not be told from any other.
+//
+// Says on such a thread that a node of the type `backward` runs, which has no number.
+extern const pytracer_autograd autograd_threads;
 
 }  // namespace pytracer

@@ -1,16 +1,13 @@
 #include "session/session.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace pytracer {
 
 Session::Session(SessionOptions options)
-    : registry_(Registry::instance()),
-      options_(std::move(options)),
-      process_number_(registry_.process_number()),
-      begun_(now_ticks()) {}
+    : registry_(Registry::instance()), options_(std::move(options)),
+      process_number_(registry_.process_number()), begun_(now_ticks()) {}
 
 Session::~Session() {
   if (!Recorder::instance().is_whole()) return;
@@ -143,11 +140,6 @@ std::vector<uint32_t> Session::add_birth() {
   }
   return epochs;
 }
-
-void Session::keep_last_step() {
-  while (steps_.size() > 1) steps_.pop_front();
-}
-
 void Session::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
@@ -202,9 +194,7 @@ void Session::clear() {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
   const int64_t ticks = stopped() ? ended_ : now_ticks();
-  for (size_t i = 0; i < cursors_.size(); ++i) {
-    cursors_[i].move_to(position_of(i));
-  }
+  for (size_t i = 0; i < cursors_.size(); ++i) cursors_[i].move_to(position_of(i));
   begun_ = ticks;
   keep_last_step();
 }
@@ -288,10 +278,7 @@ uint32_t Session::stack_of(uint64_t address) {
 
 // Throws std::bad_alloc.
 View Session::snapshot_view() {
-  View view;
-  view.stack_depth = options_.stack_depth;
-  view.context = options_.context;
-  view.forward_stacks = options_.forward_stacks;
+  View view{options_.stack_depth, options_.context, options_.forward_stacks};
   if (!is_ours()) return view;
   view.stacks = StackTable::pinned(stacks_);
   view.final_stacks = final_stacks_;
@@ -336,10 +323,7 @@ std::map<int, std::vector<LiveBlock>> Session::live_blocks() {
 
 View Session::events() {
   std::lock_guard lock(registry_.control());
-  View view;
-  view.stack_depth = options_.stack_depth;
-  view.context = options_.context;
-  view.forward_stacks = options_.forward_stacks;
+  View view{options_.stack_depth, options_.context, options_.forward_stacks};
   if (!is_ours()) return view;
   view.stacks = StackTable::pinned(stacks_);
   std::vector<DeviceLog::Capture> captures;

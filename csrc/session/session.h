@@ -27,7 +27,6 @@
 #include <vector>
 
 #include "session/registry.h"
-#include "view/view.h"
 
 namespace pytracer {
 
@@ -44,8 +43,7 @@ class Session {
  public:
   explicit Session(SessionOptions options);
   ~Session();
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
+  Session(Session&&) = delete;
 
   // Methods that need memory throw Error (out of address space) or std::bad_alloc.
   // Does nothing while the session records the same. Known blocks stay known, unless it was stopped.
@@ -138,7 +136,7 @@ class Session {
   };
   void add_step(int64_t ticks, std::vector<uint64_t> begins);
   std::vector<uint32_t> add_birth();  // of blocks of the current step; returns its epochs
-  void keep_last_step();
+  void keep_last_step() { while (steps_.size() > 1) steps_.pop_front(); }
   View snapshot_view();
   // Where the session's record of a device ends.
   DeviceLog::Position position_of(size_t device) const;

@@ -114,7 +114,8 @@ Block* Allocator::find_memory(BlockPool& pool, uint64_t size, uint64_t stream) {
 Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stream) {
   const uint64_t bytes = rules_.segment_bytes(size);
   // An expandable allocator, too, counts a request's segment against the fraction, not its pages.
-  if (!fits_fraction(bytes)) return nullptr;
+  const bool has_limit = rules_.limit_bytes != kNoLimit;
+  if (bytes > kMostBytes || (has_limit && counts_.reserved_bytes + bytes > rules_.limit_bytes)) return nullptr;
   if (rules_.expandable) return expand(pool, size, stream);
   if (!fits_device(bytes)) return nullptr;
   const uint64_t address = addresses_.take(bytes);
@@ -124,16 +125,6 @@ Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stre
   host_.on_call(DeviceCall::alloc, address, bytes);
   return make_block(stream, address, bytes, pool, segment);
 }
-
-bool Allocator::fits_fraction(uint64_t bytes) const {
-  return bytes <= kMostBytes &&
-         (rules_.limit_bytes == kNoLimit || counts_.reserved_bytes + bytes <= rules_.limit_bytes);
-}
-
-bool Allocator::fits_device(uint64_t bytes) const {
-  return device_used_ + Addresses::whole(bytes) <= std::min(rules_.device_bytes, kMostBytes);
-}
-
 // Applies to large blocks while segments expand: where there is room, a block begins at a multiple of
 // the alignment, and the memory before it becomes free.
 Block* Allocator::align(Block* block, uint64_t size) {
@@ -181,13 +172,6 @@ void Allocator::merge(Block* block, Block* neighbour) {
   blocks_.discard(neighbour);
 }
 
-void Allocator::link_before(Block* block, Block* next) {
-  block->next = next;
-  block->prev = next->prev;
-  if (block->prev != nullptr) block->prev->next = block;
-  next->prev = block;
-}
-
 void Allocator::link_after(Block* block, Block* prev) {
   block->prev = prev;
   block->next = prev->next;
@@ -204,6 +188,113 @@ void Allocator::add_reserved(uint64_t bytes) {
 void Allocator::remove_reserved(uint64_t bytes) {
   counts_.reserved_bytes -= bytes;
   device_used_ -= Addresses::whole(bytes);
+}
+
+// How cached memory returns to the device.
+
+void Allocator::empty_cache() {
+  release_cached(default_.large);
+  release_cached(default_.small);
+  for (auto& [number, pair] : private_) {
+    if (!pair->is_released) continue;
+    release_cached(pair->small);
+    release_cached(pair->large);
+  }
+}
+
+void Allocator::release_pool(uint64_t pool) {
+  if (pool == 0) return;
+  const auto found = private_.find(pool);
+  if (found == private_.end()) return;
+  PoolPair& pair = *found->second;
+  pair.is_released = true;
+  release_cached(pair.small);
+  release_cached(pair.large);
+}
+
+// Gives the free segments of a pool back, and then the free pages of the expandable ones.
+void Allocator::release_cached(BlockPool& pool) {
+  std::vector<Block*> expandable;
+  for (auto place = pool.free.begin(); place != pool.free.end();) {
+    Block* block = *place++;
+    if (block->expands()) {
+      expandable.push_back(block);
+    } else if (!block->is_split()) {
+      release(block);
+    }
+  }
+  for (Block* block : expandable) unmap(block);
+}
+
+void Allocator::release(Block* block) {
+  block->pool->free.erase(block);
+  remove_reserved(block->size);
+  ++counts_.device_frees;
+  host_.on_call(DeviceCall::free, block->address, block->size);
+  addresses_.give_back(block->address, block->size);
+  segments_.discard(block->segment);
+  blocks_.discard(block);
+}
+
+// Applies to requests of all sizes while `max_split_size_mb` is set and segments do not expand: gives
+// back the smallest free block that is large enough, or else large blocks, the largest first, until
+// they are.
+bool Allocator::release_oversize(BlockPool& pool, uint64_t size, uint64_t stream) {
+  if (rules_.max_split_bytes == kNoLimit || rules_.expandable) return false;
+  if (rules_.waits_to_release) host_.on_synchronized();
+  Block key;
+  key.stream = stream;
+  key.size = std::max(size, rules_.max_split_bytes);
+  auto place = pool.free.lower_bound(&key);
+  if (place != pool.free.end() && (*place)->stream == stream) {
+    if ((*place)->is_split()) return false;
+    release(*place);
+    return true;
+  }
+  uint64_t released = 0;
+  while (released < key.size && place != pool.free.begin()) {
+    place = std::prev(place);
+    Block* block = *place;
+    if (block->size < rules_.max_split_bytes || block->stream != stream) break;
+    if (block->is_split()) break;  // the real allocator fails here
+    released += block->size;
+    const auto after = std::next(place);
+    release(block);
+    place = after;
+  }
+  return released >= key.size;
+}
+
+// Applies above the collection threshold: gives back large blocks that are not split and that have
+// not been used for longer than the average, until the reserved bytes are below the threshold. Free
+// blocks that fill an expandable segment count in the average, and stay.
+void Allocator::collect() {
+  const auto threshold = static_cast<uint64_t>(rules_.collection_threshold *
+                                               static_cast<double>(rules_.limit_bytes));
+  if (counts_.reserved_bytes <= threshold) return;
+  const uint64_t target = counts_.reserved_bytes - threshold;
+  BlockPool& pool = default_.large;
+  uint64_t reclaimed = 0, ages = 0, candidates = 0;
+  for (const Block* block : pool.free) {
+    if (block->is_split()) continue;
+    ages += pool.age(block);
+    ++candidates;
+  }
+  if (candidates > 0 && rules_.waits_to_release) host_.on_synchronized();
+  for (bool has_freed = true; has_freed && reclaimed < target && candidates > 0;) {
+    const double average = static_cast<double>(ages) / static_cast<double>(candidates);
+    has_freed = false;
+    for (auto place = pool.free.begin(); place != pool.free.end();) {
+      Block* block = *place++;
+      if (block->is_split() || block->expands()) continue;
+      if (static_cast<double>(pool.age(block)) < average) continue;
+      has_freed = true;
+      reclaimed += block->size;
+      ages -= pool.age(block);
+      --candidates;
+      release(block);
+    }
+  }
 }
 
 }  // namespace pytracer::simulator

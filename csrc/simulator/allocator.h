@@ -10,10 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "simulator/addresses.h"
 #include "simulator/blocks.h"
-#include "simulator/rules.h"
-#include "simulator/start.h"
 
 namespace pytracer::simulator {
 
@@ -76,19 +73,20 @@ class Allocator {
   Block* align(Block* block, uint64_t size);
   void split(Block* block, uint64_t size);
   void merge(Block* block, Block* neighbour);
-  void link_before(Block* block, Block* next);
   void link_after(Block* block, Block* prev);
-  bool fits_fraction(uint64_t bytes) const;
-  bool fits_device(uint64_t bytes) const;
+  bool fits_device(uint64_t bytes) const {
+    return device_used_ + Addresses::whole(bytes) <= std::min(rules_.device_bytes, kMostBytes);
+  }
   void add_reserved(uint64_t bytes);
   void remove_reserved(uint64_t bytes);
 
   // Expandable segments.
   Block* expand(BlockPool& pool, uint64_t size, uint64_t stream);
   Block* find_room(BlockPool& pool, uint64_t size, uint64_t stream);
-  uint64_t page_bytes(const BlockPool& pool) const;
+  uint64_t page_bytes(const BlockPool& pool) const {
+    return pool.is_small ? kSmallSegmentBytes : rules_.large_page_bytes;
+  }
   uint64_t range_bytes(const BlockPool& pool) const;
-  Block* reserve_range(BlockPool& pool, uint64_t stream);
   bool map(Block* block, uint64_t size);
   void unmap(Block* block);
 

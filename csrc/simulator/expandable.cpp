@@ -1,5 +1,6 @@
 // Expandable segments: ranges of addresses whose pages get memory when a block needs them.
 #include <algorithm>
+#include <utility>
 
 #include "simulator/allocator.h"
 
@@ -37,29 +38,19 @@ Block* Allocator::find_room(BlockPool& pool, uint64_t size, uint64_t stream) {
     if (block->prev != nullptr && !block->prev->is_allocated) block = block->prev;
     if (has_room(block)) return block;
   }
-  Block* made = reserve_range(pool, stream);
-  return made->size >= size ? made : nullptr;
+  const uint64_t bytes = range_bytes(pool), address = addresses_.take(bytes);
+  Segment* segment = segments_.make({address, bytes, page_bytes(pool), segments_made_++});
+  Block* made = make_block(stream, address, bytes, pool, segment);
+  made->is_mapped = false;
+  pool.unmapped.insert(made);
+  return bytes >= size ? made : nullptr;
 }
-
-uint64_t Allocator::page_bytes(const BlockPool& pool) const {
-  return pool.is_small ? kSmallSegmentBytes : rules_.large_page_bytes;
-}
-
 // The range is larger than the device, so that memory can move to its end.
 uint64_t Allocator::range_bytes(const BlockPool& pool) const {
   const uint64_t page = page_bytes(pool);
   const auto factor = static_cast<double>(rules_.total_bytes) * rules_.range_factor;
   const uint64_t bytes = rules_.range_bytes != 0 ? rules_.range_bytes : static_cast<uint64_t>(factor);
   return std::max((bytes + page - 1) / page, uint64_t{1}) * page;
-}
-
-Block* Allocator::reserve_range(BlockPool& pool, uint64_t stream) {
-  const uint64_t bytes = range_bytes(pool), address = addresses_.take(bytes);
-  Segment* segment = segments_.make({address, bytes, page_bytes(pool), segments_made_++});
-  Block* block = make_block(stream, address, bytes, pool, segment);
-  block->is_mapped = false;
-  pool.unmapped.insert(block);
-  return block;
 }
 
 // Maps pages for the first `size` bytes of an unmapped block, which begins with a page.
@@ -99,7 +90,9 @@ void Allocator::unmap(Block* block) {
   pool.free.erase(block);
   if (const uint64_t before = begin - block->address; before > 0) {
     Block* rest = make_block(block->stream, block->address, before, pool, block->segment);
-    link_before(rest, block);
+    rest->prev = std::exchange(block->prev, rest);
+    rest->next = block;
+    if (rest->prev != nullptr) rest->prev->next = rest;
     pool.insert(rest);
   }
   if (const uint64_t after = block->address + block->size - end; after > 0) {

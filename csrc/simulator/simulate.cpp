@@ -12,10 +12,7 @@ class Run final : public Host {
  public:
   Run(const Requests& requests, const Rules& rules, const Options& options, const Start* start,
       Simulated& result)
-      : requests_(requests),
-        options_(options),
-        result_(result),
-        allocator_(rules, *this) {
+      : requests_(requests), options_(options), result_(result), allocator_(rules, *this) {
     check();
     int64_t last = -1;
     for (size_t i = 0; i < requests.size; ++i) last = std::max(last, requests.block[i]);
@@ -109,7 +106,11 @@ class Run final : public Host {
   bool request(size_t i) {
     switch (static_cast<Kind>(requests_.kind[i])) {
       case Kind::allocate: {
-        if (is_made_at_start(i)) return true;
+        const auto block = static_cast<size_t>(requests_.block[i]);
+        if (!is_from_start_.empty() && is_from_start_[block]) {
+          is_from_start_[block] = false;
+          return true;
+        }
         if (block_of(i) != nullptr) refuse(i, "the allocated block", requests_.block[i]);
         Block* made = allocate(i);
         block_of(i) = made;
@@ -141,14 +142,6 @@ class Run final : public Host {
       case Kind::empty_cache: allocator_.empty_cache(); return true;
     }
     return true;
-  }
-
-  bool is_made_at_start(size_t i) {
-    if (is_from_start_.empty()) return false;
-    const auto block = static_cast<size_t>(requests_.block[i]);
-    const bool is_made = is_from_start_[block];
-    is_from_start_[block] = false;
-    return is_made;
   }
 
   void note() {
@@ -187,8 +180,7 @@ class Run final : public Host {
 Simulated simulate(const Requests& requests, const Rules& rules, const Options& options,
                    reading::Watch& watch, const Start* start) {
   Simulated result;
-  Run run(requests, rules, options, start, result);
-  run.run(watch);
+  Run(requests, rules, options, start, result).run(watch);
   return result;
 }
 

@@ -8,7 +8,6 @@
 #include "reading/column.h"
 #include "reading/watch.h"
 #include "simulator/allocator.h"
-#include "simulator/start.h"
 
 namespace pytracer::simulator {
 

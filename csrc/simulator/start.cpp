@@ -1,6 +1,4 @@
 // The memory at the start of a simulation, as a recording has it at its first event.
-#include "simulator/start.h"
-
 #include <algorithm>
 #include <map>
 #include <stdexcept>

@@ -1,22 +1,14 @@
 #include "snapshot/parameter_names.h"
 
 #include <algorithm>
-#include <utility>
 
-#include "record/parameter_numbers.h"
-#include "view/events.h"
+#include "record/node_types.h"
 
 namespace pytracer {
 
-namespace {
-
 constexpr uint64_t kNever = UINT64_MAX;
 
-bool is_allocation(const Event& event) { return event.action == PYTRACER_ALLOC; }
-
-}  // namespace
-
-ParameterNames::ParameterNames(const View& view) : view_(view), stacks_(view.stacks), allocated_(view.devices.size()) {
+ParameterNames::ParameterNames(const View& view) : view_(view), stacks_(view.stacks) {
   if (!view.forward_stacks || !view.owners || !view.stacks) return;
   find_places();
   if (places_.empty()) return;
@@ -57,27 +49,22 @@ void ParameterNames::find_places() {
 
 // An allocation over a parameter's place is that of its block, or of an earlier block.
 void ParameterNames::find_since(const DeviceView& device) {
-  auto& allocated = allocated_[static_cast<size_t>(&device - view_.devices.data())];
-  std::vector<Event> chunk(std::min(kEventChunk, device.capture.end - device.first));
-  for (uint64_t begin = device.first; begin < device.capture.end; begin += kEventChunk) {
-    const uint64_t end = std::min(begin + kEventChunk, device.capture.end);
-    for (uint64_t at = device.capture.ring->copy(begin, end, chunk.data()); at < end; ++at) {
-      const Event& event = chunk[at - begin];
-      if (is_allocation(event) && parameter(event.stack) != 0) allocated[event.address] = at;
-      if (!is_allocation(event) && !is_free(event)) continue;
-      auto place = std::lower_bound(
-          places_.begin(), places_.end(), std::pair(device.device, event.address),
-          [](const Place& each, const std::pair<int, uint64_t>& wanted) {
-            return std::pair(each.device, each.address) < wanted;
-          });
-      for (; place != places_.end() && place->device == device.device &&
-             place->address - event.address < event.size();
-           ++place) {
-        // A block that the live table lacks is older than the recording, and cannot be freed in it.
-        place->since = place->is_live ? (is_allocation(event) ? at + 1 : place->since) : kNever;
-      }
+  any_event(device, [&](const Event& event, uint64_t at) {
+    const bool is_allocation = event.action == PYTRACER_ALLOC;
+    if (is_allocation && parameter(event.stack) != 0) allocated_[{device.device, event.address}] = at;
+    if (!is_allocation && !is_free(event)) return false;
+    auto place = std::lower_bound(
+        places_.begin(), places_.end(), std::pair(device.device, event.address),
+        [](const Place& each, const std::pair<int, uint64_t>& wanted) {
+          return std::pair(each.device, each.address) < wanted;
+        });
+    for (; place != places_.end() && place->device == device.device && place->address - event.address < event.size();
+         ++place) {
+      // A block that the live table lacks is older than the recording, and cannot be freed in it.
+      place->since = place->is_live ? (is_allocation ? at + 1 : place->since) : kNever;
     }
-  }
+    return false;
+  });
 }
 
 const ParameterNames::Place* ParameterNames::place(uint32_t stack, int device) const {
@@ -96,11 +83,8 @@ const std::string* ParameterNames::at_event(uint32_t stack, int device, uint64_t
 const std::string* ParameterNames::of_block(const LiveBlock& block, int device) const {
   const Place* const found = place(block.stack, device);
   if (found == nullptr) return nullptr;
-  for (size_t i = 0; i < view_.devices.size(); ++i) {
-    if (view_.devices[i].device != device) continue;
-    const auto event = allocated_[i].find(block.address);
-    if (event != allocated_[i].end()) return event->second >= found->since ? found->name : nullptr;
-  }
+  const auto event = allocated_.find({device, block.address});
+  if (event != allocated_.end()) return event->second >= found->since ? found->name : nullptr;
   // Its event has left the ring.
   const bool is_later = found->since == 0 && (!found->is_live || block.epoch > found->epoch);
   return is_later ? found->name : nullptr;

@@ -7,9 +7,10 @@
 // 3. One thread; the view outlives it.
 #pragma once
 
-#include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "view/view.h"
@@ -47,8 +48,7 @@ class ParameterNames {
   mutable StackReader stacks_;
   std::vector<Place> places_;                       // by device and address
   std::unordered_map<uint32_t, uint32_t> numbers_;  // of parameters; places, from 1 on
-  // Of blocks that such nodes allocated: device and address, and the latest event.
-  std::vector<std::unordered_map<uint64_t, uint64_t>> allocated_;
+  std::map<std::pair<int, uint64_t>, uint64_t> allocated_;  // places that such nodes allocated, and the latest event
 };
 
 }  // namespace pytracer

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string_view>
 
-#include "snapshot/byte_sink.h"
+#include "snapshot/sinks.h"
 
 namespace pytracer {
 

@@ -9,9 +9,7 @@
 #pragma once
 
 #include <map>
-#include <string>
 
-#include "snapshot/byte_sink.h"
 #include "snapshot/stack_writer.h"
 #include "view/view.h"
 
@@ -24,6 +22,20 @@ struct SnapshotExtras {
   GeneratedCode generated_code = {};
   FileNames file_names = {};
 };
+
+// When phases and steps began and ended, as external_annotations has it.
+struct Annotation {
+  int64_t time_ns;
+  int64_t opened;   // ticks: of two annotations that begin at once, the outer one was opened first
+  uint32_t number;  // of the step or the phase
+  bool is_step;
+  bool is_end;
+};
+
+// The annotations of a view from `begin_ns` (wall time) on, in order of time. A phase or step that
+// is open at `begin_ns` begins there; one that is open at the view's end has no end. Steps are
+// written only if the view has more than one.
+std::vector<Annotation> annotations(const View& view, int64_t begin_ns);
 
 // Writes the snapshot. Takes no lock; any thread, without the GIL. Throws IoError, bad_alloc.
 void write_snapshot(const View& view, const SnapshotExtras& extras, ByteSink& sink);

@@ -1,11 +1,9 @@
 #include "snapshot/stack_writer.h"
 
-#include <string>
 
 #include "record/node_types.h"
 #include "record/phases.h"
 #include "support/mix.h"
-#include "support/utf8.h"
 
 namespace pytracer {
 
@@ -26,7 +24,11 @@ void StackWriter::write_stack(uint32_t id, bool forward, const std::string* para
   }
   if (backward.node_type != 0) {
     out_.key(autograd_node_);
-    write_node(backward.node_type, parameter);
+    const uint32_t type = backward.node_type;
+    out_.once(parameter != nullptr ? parameter_memos_[{type, parameter}] : item_at(node_memos_, type), [&] {
+      const std::string name = NodeTypes::instance().name(type);
+      out_.string(parameter != nullptr ? name + " of " + to_utf8(*parameter) : name);
+    });
   }
 }
 
@@ -66,7 +68,7 @@ void StackWriter::write_frames(uint32_t stack) {
   out_.append_items();
 }
 
-// Outermost first, each frame as a line of text.
+// Outermost first, each frame as Python's traceback module formats one whose source it does not have.
 void StackWriter::write_forward_frames(uint32_t stack) {
   Generation& generation = generation_of(stack);
   Memo& memo = item_at(generation.forward_stacks, generation.tree->place_of_stack(stack));
@@ -75,30 +77,18 @@ void StackWriter::write_forward_frames(uint32_t stack) {
   memo = out_.remember();
   const std::vector<uint32_t> frames = generation.tree->frames(stack, depth_).innermost_first;
   out_.mark();
-  for (auto frame = frames.rbegin(); frame != frames.rend(); ++frame) {
-    write_forward_frame(frame_number(generation, *frame));
+  for (auto each = frames.rbegin(); each != frames.rend(); ++each) {
+    const uint32_t number = frame_number(generation, *each);
+    out_.once(item_at(line_memos_, number), [&] {
+      const Frame& frame = *frames_[number];
+      const std::string_view file = texts_[frame.filename].first;
+      const std::string* name = new_name(file);
+      std::string line = "  File \"" + (name ? *name : std::string(file)) + "\", line ";
+      line.append(std::to_string(frame.line)).append(", in ").append(texts_[frame.name].first);
+      out_.string(line + "\n");
+    });
   }
   out_.append_items();
-}
-
-// As Python's traceback module formats a frame whose source it does not have.
-void StackWriter::write_forward_frame(uint32_t number) {
-  out_.once(item_at(line_memos_, number), [&] {
-    const Frame& frame = *frames_[number];
-    const std::string_view file = texts_[frame.filename].first;
-    const std::string* name = new_name(file);
-    std::string line = "  File \"" + (name ? *name : std::string(file)) + "\", line ";
-    line.append(std::to_string(frame.line)).append(", in ").append(texts_[frame.name].first);
-    out_.string(line + "\n");
-  });
-}
-
-void StackWriter::write_node(uint32_t type, const std::string* parameter) {
-  Memo& memo = parameter != nullptr ? parameter_memos_[{type, parameter}] : item_at(node_memos_, type);
-  out_.once(memo, [&] {
-    const std::string name = NodeTypes::instance().name(type);
-    out_.string(parameter != nullptr ? name + " of " + to_utf8(*parameter) : name);
-  });
 }
 
 // Two instructions of one line read the same in a file, so they are one frame there.
@@ -144,11 +134,6 @@ void StackWriter::write_sources(uint32_t number) {
               [&] { write_frame_dict(source.filename, source.name, source.line); });
   }
 }
-
-void StackWriter::write_text(std::string_view text) {
-  out_.once(text_memos_[text], [&] { out_.string(to_utf8(text)); });
-}
-
 void StackWriter::write_text(uint32_t number) {
   auto& known = texts_[number];
   out_.once(known.second, [&] { out_.string(known.first); });

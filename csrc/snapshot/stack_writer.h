@@ -14,6 +14,7 @@
 
 #include "record/stack_table.h"
 #include "snapshot/pickle_writer.h"
+#include "support/utf8.h"
 
 namespace pytracer {
 
@@ -63,8 +64,6 @@ class StackWriter {
   Generation& generation_of(uint32_t stack);
   void write_frames(uint32_t stack);
   void write_forward_frames(uint32_t stack);
-  void write_forward_frame(uint32_t number);
-  void write_node(uint32_t type, const std::string* parameter);
   uint32_t frame_number(Generation& generation, uint32_t frame);
   uint32_t text_number(Generation& generation, uint32_t name);
   void write_frame(uint32_t number);
@@ -80,7 +79,9 @@ class StackWriter {
     out_.integer(line);
     out_.set_items();
   }
-  void write_text(std::string_view text);
+  void write_text(std::string_view text) {
+    out_.once(text_memos_[text], [&] { out_.string(to_utf8(text)); });
+  }
   void write_text(uint32_t number);
   // The name that a file gets; null: it keeps its own.
   const std::string* new_name(std::string_view file) const;

@@ -1,6 +1,6 @@
 // Writes one snapshot, in the format that snapshot.h describes. One thread.
 //
-// segments.cpp, trace.cpp and metadata.cpp implement the parts, snapshot.cpp the rest.
+// trace.cpp implements segments and traces, snapshot.cpp the rest.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "snapshot/annotations.h"
 #include "snapshot/parameter_names.h"
-#include "snapshot/pickle_writer.h"
 #include "snapshot/snapshot.h"
-#include "snapshot/stack_writer.h"
 
 namespace pytracer {
 
@@ -30,11 +27,8 @@ constexpr const char* kRoleNames[kTensorRoles] = {"argument",  "result", "autogr
 class SnapshotWriter {
  public:
   SnapshotWriter(const View& view, const SnapshotExtras& extras, ByteSink& sink)
-      : view_(view),
-        extras_(extras),
-        out_(sink),
-        stacks_(out_, view.stacks, view.stack_depth, extras.generated_code,
-                extras.file_names) {}
+      : view_(view), extras_(extras), out_(sink),
+        stacks_(out_, view.stacks, view.stack_depth, extras.generated_code, extras.file_names) {}
 
   // Returns false if the ring's writer overwrote events in the middle of a trace, which leaves a gap
   // in the output. With `copy_first` the events are copied before they are written, so no gap can
@@ -55,34 +49,27 @@ class SnapshotWriter {
     bool is_shown;
   };
 
-  // segments.cpp
+  // trace.cpp
   void write_segments(bool of_host);
-  void write_cpu_block(const LiveBlock& live, const DeviceView& device);
   void write_segment(const pytracer_segment& segment, const pytracer_block* blocks,
                      const DeviceView& device);
   void write_block(const pytracer_block& block, uint64_t address, const DeviceView& device);
-  void write_owner(const Owners::Found& found);
   // The entry at `address` of a table ordered by address, or null.
   static const LiveBlock* find_live(const std::vector<LiveBlock>& live, uint64_t address);
   // The stack of an entry; 0: none, or not shown.
   uint32_t allocation_stack(const LiveBlock* live) const noexcept;
 
-  // trace.cpp
-  bool write_traces(bool copy_first);
-  bool write_host_trace(bool copy_first);
+  bool write_traces_at(int index, bool copy_first);  // a list, of the devices with this index in the file
   bool write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first);
   struct Allocation {  // of a block whose free the file has, but not this
     uint32_t stack = 0, step = 0;
   };
-  void write_events(const Event& event, uint64_t sequence, const DeviceView& device,
-                    Allocation missing);
   void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us,
                    const std::string* parameter, Allocation missing);
 
-  // metadata.cpp
+  // snapshot.cpp
   void write_metadata();
   void write_device(const DeviceView& device, const WrittenTrace& written);
-  void write_steps(const WrittenTrace& written);
   void write_uses(const WrittenTrace& written);
   void write_statistics(int device);
   template <class Value>
@@ -96,7 +83,6 @@ class SnapshotWriter {
   }
   uint64_t reserved_bytes(int device) const;
 
-  // snapshot.cpp
   void write_allocator_settings();
   void write_annotations();
   void write_stack(uint32_t stack, const std::string* parameter = nullptr) {
@@ -120,7 +106,7 @@ class SnapshotWriter {
   ParameterNames parameters_{view_};
   StackWriter stacks_;
   uint64_t trace_items_ = 0;  // entries written to the current device's list
-  std::vector<WrittenTrace> traces_;
+  std::vector<WrittenTrace> traces_{view_.devices.size()};
   // Wall time of the first event written; INT64_MIN if a device's trace is complete.
   int64_t first_event_ns_ = INT64_MAX;
   Memo default_pool_memo_ = 0;
@@ -141,8 +127,8 @@ class SnapshotWriter {
       category_rule_{"category_rule"}, owner_{"owner"}, owners_{"owners"},
       holder_{"holder"}, allocation_{"allocation"}, birth_step_{"birth_step"};
   Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
-  std::vector<Key> category_names_{kCategoryNames, kCategoryNames + kCategories};
-  std::vector<Key> rule_names_{kRuleNames, kRuleNames + kRules};
+  std::vector<Key> category_names_{kCategoryNames.begin(), kCategoryNames.end()};
+  std::vector<Key> rule_names_{kRuleNames.begin(), kRuleNames.end()};
   std::vector<Key> role_names_{kRoleNames, kRoleNames + kTensorRoles};
 };
 

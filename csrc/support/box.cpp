@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <string>
 
 #include "support/error.h"
 
@@ -162,9 +161,9 @@ constexpr uint64_t rounded_up(uint64_t bytes, uint64_t unit) { return (bytes + u
 // How much more than is used is taken ahead. The ring fills fastest: 8 MiB are 170,000 events.
 uint64_t Box::ahead(BoxKind kind, uint64_t used) noexcept {
   constexpr uint64_t kMost = uint64_t{8} << 20;
-  const auto kind_in_use = static_cast<BoxKind>(static_cast<uint32_t>(kind) & ~static_cast<uint32_t>(BoxKind::spare));
-  if (kind_in_use == BoxKind::ring) return kMost;
-  const bool is_fast = kind_in_use == BoxKind::blocks || kind_in_use == BoxKind::nodes || kind_in_use == BoxKind::frames;
+  const auto in_use = static_cast<BoxKind>(static_cast<uint32_t>(kind) & ~static_cast<uint32_t>(BoxKind::spare));
+  if (in_use == BoxKind::ring) return kMost;
+  const bool is_fast = in_use == BoxKind::blocks || in_use == BoxKind::nodes || in_use == BoxKind::frames;
   return std::clamp(used / 2, is_fast ? uint64_t{4 * kPiece} : uint64_t{kPiece}, kMost);
 }
 
@@ -300,11 +299,6 @@ void Box::begin_spare(uint32_t number) noexcept {
     entry.kind.store(static_cast<BoxKind>(kind & ~kSpare), std::memory_order_release);
   }
 }
-
-void Box::wake() noexcept {
-  if (has_keeper() && !is_woken_.exchange(true)) sem_post(&wake_);
-}
-
 void Box::wait() noexcept {
   while (sem_wait(&wake_) != 0) {
   }

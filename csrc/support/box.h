@@ -5,7 +5,7 @@
 //    the file system then takes microseconds, or longer while its disk is busy.
 // 2. File space is taken before it is touched (fallocate), piece by piece. Where there is none any more,
 //    the rest of the table is memory of the process alone, and the box says so. So a full disk is no
-//    SIGBUS, and a limit of the file's size no SIGXFSZ. A thread takes it ahead (session/keeper.h), because
+//    SIGBUS, and a limit of the file's size no SIGXFSZ. A thread takes it ahead (session/box_notes.h), because
 //    the file system may wait for its disk. A hook does so only if it fills a table faster than the thread
 //    can follow, or if there is no thread.
 // 3. The descriptor may be closed, or be another file's, by the program's doing: it is compared each time.
@@ -25,31 +25,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace pytracer {
 
 // What an array of a box has. A table of names has two arrays: of its strings, and of their bytes.
 enum class BoxKind : uint32_t {
-  none,
-  ring,
-  blocks,
-  segments,
-  uses,
-  pools,
-  labels,
-  texts,
-  codes,
-  frames,
-  nodes,
-  names,
-  phases,
-  node_types,
-  steps,
-  clock,
-  accelerator_clock,
-  description,
+  none, ring, blocks, segments, uses,
+  pools, labels, texts,
+  codes, frames, nodes, names,
+  phases, node_types, steps, clock, accelerator_clock, description,
   spare = 1 << 16,  // with the kind that it will have: readers do not look at it
 };
 
@@ -94,8 +78,7 @@ class Box {
   // Takes over the descriptor of an empty file. Throws IoError if there is no space, or no such files.
   explicit Box(int file);
   ~Box();
-  Box(const Box&) = delete;
-  Box& operator=(const Box&) = delete;
+  Box(Box&&) = delete;
 
   // Any thread, in a hook too, all below. Reserves a part of the file, and address space; `memory` is null
   // if there is no room.
@@ -116,7 +99,7 @@ class Box {
   // The thread that takes space ahead: whether there is one, and its work. wake(): it has something to do.
   void set_keeper(bool is_there) noexcept { has_keeper_.store(is_there, std::memory_order_relaxed); }
   bool has_keeper() const noexcept { return has_keeper_.load(std::memory_order_relaxed); }
-  void wake() noexcept;
+  void wake() noexcept { if (has_keeper() && !is_woken_.exchange(true)) sem_post(&wake_); }
   void wait() noexcept;
   void leave_descriptors() noexcept;  // of the process: the thread has the box's alone, which nobody else closes
   void keep_ahead() noexcept;

@@ -59,8 +59,7 @@ class ReservedArray {
       munmap(static_cast<void*>(data_), bytes_);
     }
   }
-  ReservedArray(const ReservedArray&) = delete;
-  ReservedArray& operator=(const ReservedArray&) = delete;
+  ReservedArray(ReservedArray&&) = delete;
 
   T& operator[](size_t index) noexcept { return data_[index]; }
   const T& operator[](size_t index) const noexcept { return data_[index]; }

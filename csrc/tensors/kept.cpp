@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "frames/frame_walk.h"
-#include "holders/objects.h"
 #include "holders/references.h"
 #include "tensors/model_copy.h"
 
@@ -25,13 +24,6 @@ struct DLTensor {
 };
 constexpr int32_t kDLCPU = 1;
 
-// Whether a method ends a region of autocast: it is on the stack of the code that runs in the region.
-bool ends_autocast(PyObject* method, PyObject* autocast) {
-  PyObject* const region = PyMethod_GET_SELF(method);
-  return autocast != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(region)) == autocast &&
-         own_attribute(region, "_enabled") == Py_True && own_attribute(region, "_cache_enabled") == Py_True;
-}
-
 class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
@@ -49,14 +41,17 @@ class KeptSearch {
     kept_.modules = references_to(objects.instances[3]);
     kept_.optimizers = references_to(objects.instances[4]);
     PyObject* const autocast = variable_of_module("torch.amp.autocast_mode", "autocast");
-    for (PyObject* method : objects.instances[5]) {
-      if (ends_autocast(method, autocast)) kept_.likely = "autocast's cache";
+    for (PyObject* method : objects.instances[5]) {  // one that ends a region is on the stack of the code in it
+      PyObject* const region = PyMethod_GET_SELF(method);
+      const bool is_region = autocast != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(region)) == autocast;
+      const bool is_on = is_region && own_attribute(region, "_enabled") == Py_True;
+      if (is_on && own_attribute(region, "_cache_enabled") == Py_True) kept_.likely = "autocast's cache";
     }
     if (options_.reads_graphs) {
-      Graphs graphs(tensors_, torch, options_.graphs);
-      graphs.read(tensors, objects.instances[1], objects.instances[2], options_.models);
-      add_graphs(graphs);
-    }  // the nodes are dropped: a search counts references
+      // The nodes are dropped before a search counts references.
+      add_graphs(read_graphs(tensors_, torch, options_.graphs, tensors, objects.instances[1], objects.instances[2],
+                             options_.models));
+    }
     choose(tensors);
     options_.search.wants_opaque = has_unexplained();
     const size_t first_root = targets_.size();
@@ -85,13 +80,15 @@ class KeptSearch {
  private:
   // Adds the memory that graphs keep, unless a tensor with an owner has a part of it: the weights of a
   // layer are kept too, and all parameters of FSDP1 are in one storage.
-  void add_graphs(Graphs& graphs) {
+  void add_graphs(Graphs graphs) {
     Ranges owned = options_.owned;
     std::set<StorageBegin> known;
     for (Graphs::Saved& each : graphs.saved) {
       const StorageBegin begin{each.memory.device, each.memory.begin};
       const uint64_t end = each.memory.begin + each.memory.storage_size;
-      if (!known.insert(begin).second || begins_in(options_.owned, begin, end)) continue;
+      const auto next = std::lower_bound(options_.owned.begin(), options_.owned.end(), Ranges::value_type(begin, 0));
+      const bool has_owner = next != options_.owned.end() && next->first < StorageBegin(begin.first, end);
+      if (!known.insert(begin).second || has_owner) continue;
       kept_.graphs[begin] = each.kept_by;
       if (options_.devices.count(begin.first) == 0) continue;
       owned.push_back({begin, end});
@@ -103,11 +100,6 @@ class KeptSearch {
     kept_.unread = graphs.unread + (graphs.is_complete ? 0 : 1);
     kept_.later = std::move(graphs.later);
     graph_of_ = std::move(graphs.graph_of);
-  }
-
-  static bool begins_in(const Ranges& ranges, const StorageBegin& begin, uint64_t end) {
-    const auto next = std::lower_bound(ranges.begin(), ranges.end(), Ranges::value_type(begin, 0));
-    return next != ranges.end() && next->first < StorageBegin(begin.first, end);
   }
 
   static bool covers(const Ranges& ranges, const StorageBegin& place) {

@@ -10,7 +10,7 @@
 #include <memory>
 #include <optional>
 
-#include "record/tensor_uses.h"
+#include "record/event.h"
 #include "tensors/tensor_reader.h"
 
 namespace pytracer {

@@ -51,26 +51,8 @@ TensorReader::TensorReader(const py::object& torch)
     : tensor_class_(torch.attr("Tensor")), strided_(torch.attr("strided")),
       sparse_(torch.attr("sparse_coo")),
       storage_uses_(attribute_of(torch.attr("_C").ptr(), "_storage_Use_Count")),
-      type_(reinterpret_cast<PyTypeObject*>(tensor_class_.ptr())) {
-  if (!PyType_Check(tensor_class_.ptr())) throw py::type_error("torch.Tensor is not a class");
-  layout_ = attribute("layout");
-  data_ptr_ = attribute("const_data_ptr", "data_ptr");  // data_ptr() copies memory that is shared until written
-  nbytes_ = attribute("nbytes");
-  storage_offset_ = attribute("storage_offset");
-  element_size_ = attribute("element_size");
-  get_device_ = attribute("get_device");
-  is_meta_ = attribute("is_meta");
-  numel_ = attribute("numel");
-  grad_ = attribute("grad");
-  is_leaf_ = attribute("is_leaf");
-  base_ = attribute("_base");
-  is_view_ = attribute("_is_view");
-  grad_fn_ = attribute("grad_fn");
-  untyped_storage_ = attribute("untyped_storage");
-  requires_grad_ = attribute("requires_grad");
-  indices_ = attribute("_indices");
-  values_ = attribute("_values");
-  use_count_ = attribute("_use_count");
+      type_(py::isinstance<py::type>(tensor_class_) ? reinterpret_cast<PyTypeObject*>(tensor_class_.ptr())
+                                                    : throw py::type_error("torch.Tensor is not a class")) {
 }
 
 // Of the class in C that torch.Tensor inherits from, so that nothing that replaces it is called.

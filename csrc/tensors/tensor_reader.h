@@ -85,8 +85,13 @@ class TensorReader {
 
   py::object tensor_class_, strided_, sparse_, storage_uses_;
   PyTypeObject* type_;
-  Attribute layout_, data_ptr_, nbytes_, storage_offset_, element_size_, get_device_, is_meta_, numel_, grad_,
-      is_leaf_, base_, is_view_, grad_fn_, untyped_storage_, requires_grad_, indices_, values_, use_count_;
+  Attribute layout_ = attribute("layout"), nbytes_ = attribute("nbytes"), numel_ = attribute("numel"),
+      data_ptr_ = attribute("const_data_ptr", "data_ptr"),  // data_ptr() copies memory that is shared until written
+      storage_offset_ = attribute("storage_offset"), element_size_ = attribute("element_size"),
+      get_device_ = attribute("get_device"), is_meta_ = attribute("is_meta"), is_leaf_ = attribute("is_leaf"),
+      grad_ = attribute("grad"), grad_fn_ = attribute("grad_fn"), requires_grad_ = attribute("requires_grad"),
+      base_ = attribute("_base"), is_view_ = attribute("_is_view"), untyped_storage_ = attribute("untyped_storage"),
+      indices_ = attribute("_indices"), values_ = attribute("_values"), use_count_ = attribute("_use_count");
   std::unordered_map<PyTypeObject*, Kind> kinds_;
   std::unordered_map<PyTypeObject*, std::set<std::string>> part_names_;
 };

@@ -11,6 +11,7 @@
 // 5. Constant once made; any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,16 +22,8 @@ namespace pytracer {
 
 // The names are below, and in pytracer/owners/.
 enum class Category : uint8_t {
-  unknown,
-  parameter,
-  buffer,
-  gradient,
-  optimizer_state,
-  mixed,
-  workspace,
-  activation,
+  unknown, parameter, buffer, gradient, optimizer_state, mixed, workspace, activation
 };
-constexpr uint8_t kCategories = 8;
 
 // Why a block has its category.
 enum class Rule : uint8_t {
@@ -43,11 +36,10 @@ enum class Rule : uint8_t {
   cublas,     // a workspace that torch keeps for cuBLAS
   saved_by_node,  // a node of a graph keeps it for its backward pass
 };
-constexpr uint8_t kRules = 8;
 
-inline constexpr const char* kCategoryNames[kCategories] = {
+inline constexpr std::array kCategoryNames{
     "unknown", "parameter", "buffer", "gradient", "optimizer_state", "mixed", "workspace", "activation"};
-inline constexpr const char* kRuleNames[kRules] = {
+inline constexpr std::array kRuleNames{
     "no_owner", "too_new", "module", "optimizer", "grad", "several", "cublas", "saved_by_node"};
 
 struct Owner {
@@ -97,9 +89,6 @@ class Owners {
   const Missing& missing() const noexcept { return missing_; }
 
  private:
-  // The text of the first holder in a block, or of what no tensor has; null: neither is known.
-  const std::string* holder_in(uint64_t address, uint64_t size, int device) const;
-
   std::vector<DeviceLog::Mark> marks_;
   std::vector<Owner> owners_;    // by device and address
   std::vector<Holder> holders_;  // by device and address

@@ -134,7 +134,7 @@ LEAST_SHARED = 0.8
 UNKNOWN = -1  # the call site of an empty stack
 
 UNKNOWN_NODE = "backward"
-"""The `autograd_node` where only the thread shows that a node ran: see autograd_threads.h."""
+"""The `autograd_node` where only the thread shows that a node ran: see csrc/session/registry.h."""
 
 
 def call_sites(stacks: Stacks) -> Column:

@@ -65,7 +65,7 @@ def tensors_in(
             yield from tensors_in(torch, item, nesting + 1, max_items)
 
 
-ARGUMENT, RESULT, GRADIENT = range(3)  # csrc/record/tensor_uses.h
+ARGUMENT, RESULT, GRADIENT = range(3)  # csrc/record/event.h
 MAX_TENSORS = 256  # how many tensors of one call are noted at most
 MAX_ITEMS = 1024  # how many items of one list, tuple or dict in the arguments are looked at
 _ALONE = 2  # how often torch counts a tensor's memory: for the tensor, and for the object that asks

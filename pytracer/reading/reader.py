@@ -223,7 +223,7 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
         blocks=replace(blocks, segment=blocks.segment - segment_rows.start),
         stacks=Stacks(*stacks),
         strings=strings,
-        pools=tables["pools"].reshape(-1, 2),
+        pools=np.column_stack(tables["pools"]),
         actions=tables["actions"],
         allocator_settings=_checked(path, tables, "allocator_settings", dict),
         external_annotations=_checked(path, tables, "external_annotations", list),

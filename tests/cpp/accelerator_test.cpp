@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "snapshot/annotations.h"
 #include "check.h"
 #include "fake_frame_walk.h"
 #include "memory_bound.h"
@@ -24,9 +23,8 @@
 #include "threads.h"
 #include "record/recorder.h"
 #include "record/thread_slot.h"
-#include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 
@@ -99,7 +97,7 @@ struct Recording {
   explicit Recording(std::vector<int> devices = {0, 1})
       : session({std::move(devices), 1000, 32, 1 << 20, Context::all}) {
     g_allocator = Allocator{};
-    Registry::instance().set_accelerator(g_hook);
+    Registry::instance().set_hook(g_hook);
     session.start();
   }
   ~Recording() { g_allocator = Allocator{}; }
@@ -186,9 +184,9 @@ TEST(workspaces_are_read_as_far_as_the_hook_can) {
   CHECK(registry.workspaces().found.empty() && registry.workspaces().unread == 1);
   pytracer_hook without = g_hook;
   without.workspaces = nullptr;
-  registry.set_accelerator(without);
+  registry.set_hook(without);
   CHECK(registry.workspaces().found.empty() && registry.workspaces().unread == 0);
-  registry.set_accelerator(g_hook);
+  registry.set_hook(g_hook);
 }
 
 TEST(unrequested_markers_begin_no_capture) {

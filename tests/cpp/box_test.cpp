@@ -10,12 +10,11 @@
 #include "fake_frame_walk.h"
 #include "memory_bound.h"
 #include "restore/box_reader.h"
-#include "restore/restored_stacks.h"
 #include "restore/restored_view.h"
 #include "session/session.h"
 #include "stack_here.h"
 #include "threads.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

@@ -1,6 +1,5 @@
 #include "fake_frame_walk.h"
 
-#include "frames/code_objects.h"
 
 namespace {
 

@@ -12,15 +12,14 @@
 #include "cpu_events.h"
 #include "fake_frame_walk.h"
 #include "record/node_types.h"
-#include "record/parameter_numbers.h"
 #include "record/thread_slot.h"
-#include "session/autograd_threads.h"
+#include "session/registry.h"
 #include "session/session.h"
 #include "memory_bound.h"
 #include "stack_here.h"
 #include "threads.h"
 #include "snapshot/parameter_names.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

@@ -15,9 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "reading/byte_reader.h"
 #include "reading/history.h"
-#include "reading/snapshot_reader.h"
+#include "reading/tables.h"
 
 using namespace pytracer::reading;
 
@@ -34,20 +33,6 @@ constexpr rlim_t kMostMemory = 512 << 20;
 constexpr unsigned kMostSeconds = 200;  // for one file of about 50 KB
 
 namespace {
-
-class StringSource final : public ByteSource {
- public:
-  explicit StringSource(const std::string& bytes) : bytes_(bytes) {}
-  size_t read(char* buffer, size_t size) override {
-    const size_t count = bytes_.copy(buffer, size, used_);
-    used_ += count;
-    return count;
-  }
-
- private:
-  const std::string& bytes_;
-  size_t used_ = 0;
-};
 
 char g_current[64];
 
@@ -132,8 +117,12 @@ void try_file(const std::string& bytes, Counts& counts) {
   Watch watch;
   Tables tables(watch);
   try {
-    StringSource source(bytes);
-    ByteReader in(source);
+    size_t used = 0;
+    ByteReader in([&](char* buffer, size_t size) {
+      const size_t count = bytes.copy(buffer, size, used);
+      used += count;
+      return count;
+    });
     read_snapshot(in, tables, watch);
   } catch (const ReadError&) {
     ++counts.refused;

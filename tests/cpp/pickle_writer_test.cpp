@@ -7,8 +7,6 @@
 #include <cstdlib>
 
 #include "check.h"
-#include "snapshot/file_sink.h"
-#include "snapshot/memory_sink.h"
 #include "support/error.h"
 
 using namespace pytracer;

@@ -10,9 +10,8 @@
 #include "session/session.h"
 #include "stack_here.h"
 #include "threads.h"
-#include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
-#include "view/events.h"
+#include "view/view.h"
 #include "record/thread_slot.h"
 
 using namespace pytracer;

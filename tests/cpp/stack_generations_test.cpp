@@ -14,7 +14,7 @@
 #include "session/session.h"
 #include "stack_here.h"
 #include "threads.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

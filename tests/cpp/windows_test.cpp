@@ -4,16 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "snapshot/annotations.h"
 #include "check.h"
 #include "cpu_events.h"
 #include "fake_frame_walk.h"
 #include "session/session.h"
-#include "snapshot/memory_sink.h"
-#include "snapshot/pickle_writer.h"
 #include "snapshot/snapshot.h"
 #include "threads.h"
-#include "view/events.h"
+#include "view/view.h"
 
 using namespace pytracer;
 

@@ -1,15 +1,8 @@
 #include "simulator/simulate.h"
 
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
 #include <optional>
 
-#include "reading/python/arrays.h"
-#include "reading/python/python_watch.h"
-#include "reading/python/register.h"
-
-namespace py = pybind11;
+#include "reading/python/bindings.h"
 
 namespace pytracer::reading {
 
@@ -38,8 +31,7 @@ simulator::Rules to_simulators_rules(const py::dict& values) {
   set(rules.alignment_bytes, "alignment_bytes");
   const auto tie = values["tie"].cast<std::string>();
   rules.tie = tie == "address"   ? simulator::Tie::by_address
-              : tie == "segment" ? simulator::Tie::by_segment
-                                 : simulator::Tie::by_creation;
+              : tie == "segment" ? simulator::Tie::by_segment : simulator::Tie::by_creation;
   const auto check = [](bool is_valid, const char* name) {
     if (!is_valid) throw py::value_error(std::string(name) + " is out of range");
   };
@@ -50,8 +42,7 @@ simulator::Rules to_simulators_rules(const py::dict& values) {
   check(rules.range_factor >= 0 && rules.range_factor <= 16, "range_factor");
   check(rules.range_bytes <= 16 * most, "range_bytes");
   check(rules.total_bytes <= most, "total_bytes");
-  check(rules.collection_threshold >= 0 && rules.collection_threshold <= 1,
-        "collection_threshold");
+  check(rules.collection_threshold >= 0 && rules.collection_threshold <= 1, "collection_threshold");
   return rules;
 }
 
@@ -59,18 +50,12 @@ simulator::Start to_start(const py::dict& values, Inputs& inputs) {
   simulator::Start start;
   start.segments = py::len(values["address"]);
   start.blocks = py::len(values["block_segment"]);
-  inputs.add(start.address, values["address"], start.segments);
-  inputs.add(start.range_address, values["range_address"], start.segments);
-  inputs.add(start.size_bytes, values["size_bytes"], start.segments);
-  inputs.add(start.stream, values["stream"], start.segments);
-  inputs.add(start.pool, values["pool"], start.segments);
-  inputs.add(start.order, values["order"], start.segments);
-  inputs.add(start.is_small, values["is_small"], start.segments);
-  inputs.add(start.is_expandable, values["is_expandable"], start.segments);
-  inputs.add(start.block_segment, values["block_segment"], start.blocks);
-  inputs.add(start.block_size_bytes, values["block_size_bytes"], start.blocks);
-  inputs.add(start.block_number, values["block_number"], start.blocks);
-  inputs.add(start.block_order, values["block_order"], start.blocks);
+  inputs.add(values, start.segments,
+             {"address", "range_address", "size_bytes", "stream", "pool", "order", "is_small", "is_expandable"},
+             start.address, start.range_address, start.size_bytes, start.stream, start.pool, start.order,
+             start.is_small, start.is_expandable);
+  inputs.add(values, start.blocks, {"block_segment", "block_size_bytes", "block_number", "block_order"},
+             start.block_segment, start.block_size_bytes, start.block_number, start.block_order);
   return start;
 }
 
@@ -122,8 +107,7 @@ void register_simulate(py::module_& m) {
   py::register_local_exception<simulator::RequestError>(m, "RequestError", PyExc_ValueError);
   m.def("simulate", &simulate_arrays, py::arg("kind"), py::arg("block"), py::arg("size_bytes"),
         py::arg("stream"), py::arg("pool"), py::arg("rules"), py::arg("with_curve") = false,
-        py::arg("with_calls") = false, py::arg("continues") = false,
-        py::arg("start") = py::none());
+        py::arg("with_calls") = false, py::arg("continues") = false, py::arg("start") = py::none());
 }
 
 }  // namespace pytracer::reading

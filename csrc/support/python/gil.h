@@ -7,42 +7,59 @@
 // 3. Each extension module has a copy of this state, and has to call close() at exit.
 #pragma once
 
+#include <pthread.h>
 #include <pybind11/pybind11.h>
 
+#include <atomic>
+#include <chrono>
 #include <optional>
+#include <thread>
 
 namespace pytracer {
 
-// Counts the scopes whose thread will ask for the GIL.
-class GilScopes {
- public:
-  // Any thread, with or without the GIL. False: the interpreter exits, do without the GIL.
-  static bool begin() noexcept;
-  static void end() noexcept;
-
-  // With the GIL. No scope begins from now on. Returns when those that began have ended, or after a
-  // minute (a file system may hang).
-  static void close();
-
-  // Once. A forked child has no other thread, so it keeps the count of the thread that forked alone.
-  static void watch_forks();
-};
-
-// A scope in which the thread may give the GIL up and ask for it again, as Python code does.
+// A scope in which the thread may give the GIL up and ask for it again, as Python code does. Any thread, with or
+// without the GIL.
 class GilScope {
  public:
-  GilScope() : begun_(GilScopes::begin()) {}
-  ~GilScope() {
-    if (begun_) GilScopes::end();
+  GilScope() noexcept {
+    ++open_;
+    ++t_open_;
+    if (is_closed_) end();
   }
-  GilScope(const GilScope&) = delete;
-  GilScope& operator=(const GilScope&) = delete;
+  ~GilScope() {
+    if (begun_) end();
+  }
+  GilScope(GilScope&&) = delete;
 
   // False: the interpreter exits. The thread has to keep the GIL, and must not run Python code.
   explicit operator bool() const noexcept { return begun_; }
 
+  // With the GIL. No scope begins from now on. Returns when those that began have ended, or after a
+  // minute (a file system may hang).
+  static void close() {
+    is_closed_ = true;
+    pybind11::gil_scoped_release release;
+    for (int wait = 0; open_ > 0 && wait < 60'000; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  // Once. A forked child has no other thread, so it keeps the count of the thread that forked alone.
+  static void watch_forks() {
+    pthread_atfork(nullptr, nullptr, [] { open_ = t_open_; });
+  }
+
  private:
-  const bool begun_;
+  void end() noexcept {
+    --open_;
+    --t_open_;
+    begun_ = false;
+  }
+  bool begun_ = true;
+  static inline std::atomic<bool> is_closed_{false};
+  static inline std::atomic<int> open_{0};
+  // In the thread's own block: the first access to any other variable of a thread may allocate, and a
+  // forked child reads it.
+  static inline __thread int t_open_ __attribute__((tls_model("initial-exec"))) = 0;
 };
 
 // Releases the GIL for a scope; keeps it once the interpreter is about to exit.
@@ -51,8 +68,6 @@ class OutsideGil {
   OutsideGil() {
     if (scope_) release_.emplace();
   }
-  OutsideGil(const OutsideGil&) = delete;
-  OutsideGil& operator=(const OutsideGil&) = delete;
 
  private:
   const GilScope scope_;  // ends after the GIL is back
@@ -63,6 +78,13 @@ template <class Work>
 auto outside_gil(Work work) {
   OutsideGil outside;
   return work();
+}
+
+// UTF-8, which may have lone surrogates, as a Python string.
+inline pybind11::str to_str(std::string_view utf8) {
+  PyObject* text = PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "surrogatepass");
+  if (text == nullptr) throw pybind11::error_already_set();
+  return pybind11::reinterpret_steal<pybind11::str>(text);
 }
 
 }  // namespace pytracer

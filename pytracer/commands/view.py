@@ -38,7 +38,7 @@ from pytracer.text import number, printable, size
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file of the page. Only a page of pytracer is replaced.  "
-    "[default: next to the snapshot or directory, NAME.html; without one, pytracer.html]",
+    "[default: next to the snapshot or directory, NAME.html; without one, page.html]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
 @click.option(
@@ -88,7 +88,7 @@ def command(
         page, unread = _page_of_files(found, max_events)
         failed += unread
     if page is not None:
-        shown = paths[0] if paths else Path("pytracer")
+        shown = paths[0] if paths else Path("page")
         path = output or shown.parent / f"{without_suffix(shown.absolute().name)}.html"
         written = page.save(path)
         count = number(len(page.data), "file")

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import _core
+from pytracer.boxes import description as _  # noqa: F401 - a fork meanwhile would never end it
 from pytracer.boxes import places, restoring
-from pytracer.boxes.restoring import left_in, restore
 from pytracer.errors import PytracerError
 from pytracer.log import harmless, report_once, warn_once
 from pytracer.tracing import ranks
@@ -166,7 +166,7 @@ def look_after(output: Path) -> None:
         if output in _threads or len(_threads) >= _MOST_OUTPUTS:
             return
         _threads[output] = None
-        if any(left_in(output, also_below=False)):
+        if any(restoring.left_in(output, also_below=False)):
             thread = threading.Thread(target=_restore, args=(output, _AT_START_S), daemon=True)
             _threads[output] = thread
             thread.start()
@@ -174,7 +174,7 @@ def look_after(output: Path) -> None:
 
 def _restore(output: Path, within_s: float) -> None:
     with harmless(*_NOT_RESTORED):
-        for line in restore(output, within_s):
+        for line in restoring.restore(output, within_s):
             report_once(line)
 
 

@@ -14,11 +14,12 @@ import pytest
 from accelerator import parity
 from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity
 from accelerator.workload import Workload
+from amount import amount
 from contexts import with_context
 
 from pytracer import Tracer
 
-EVENTS = 40_000
+EVENTS = amount(30_000, 40_000)
 MAX_ENTRIES = 1 << 20
 ALL = Rules()
 CONFIGURATIONS = [

@@ -22,6 +22,8 @@ FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 WHERE = {
     "test_simulated_memory": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_simulated_processes": (EACH_BACKEND, "the libraries of the simulated driver"),
+    # Of the same code, and test_the_environment_configures_the_devices reads them on each backend.
+    "test_simulated_processes::test_busy_from_the_start": (EACH_BACKEND_IN_LONG, "settings"),
     "test_simulated_work": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_as_torchs_recorder": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_attach": (EACH_VERSION_IN_LONG, "the hook's binary interface"),
@@ -37,7 +39,10 @@ WHERE = {
     "test_dry_run": (ONCE, "processes"),
     "test_dry_run::test_a_program_that_fits": (EACH_BACKEND, "what the simulated devices lack"),
     "test_dry_run::test_one_of_many_ranks": (EACH_BACKEND, "the same"),
-    "test_dry_run::test_values_that_a_thread_without_python_reads": (EACH_BACKEND, "the same"),
+    "test_dry_run::test_values_that_a_thread_without_python_reads": (
+        EACH_BACKEND_IN_LONG,
+        "the same",
+    ),
     "test_experiment": (EACH_BACKEND_IN_LONG, "the backend's statistics"),
     "test_experiment::test_a_failed_run_does_not_stop_the_experiment": (ONCE, "processes"),
     "test_experiment::test_an_interrupted_experiment": (ONCE, "processes"),

@@ -39,10 +39,7 @@ WHERE = {
     "test_dry_run": (ONCE, "processes"),
     "test_dry_run::test_a_program_that_fits": (EACH_BACKEND, "what the simulated devices lack"),
     "test_dry_run::test_one_of_many_ranks": (EACH_BACKEND, "the same"),
-    "test_dry_run::test_values_that_a_thread_without_python_reads": (
-        EACH_BACKEND_IN_LONG,
-        "the same",
-    ),
+    "test_dry_run::test_values_that_a_thread_without_python_reads": (EACH_BACKEND, "the same"),
     "test_experiment": (EACH_BACKEND_IN_LONG, "the backend's statistics"),
     "test_experiment::test_a_failed_run_does_not_stop_the_experiment": (ONCE, "processes"),
     "test_experiment::test_an_interrupted_experiment": (ONCE, "processes"),

@@ -21,11 +21,12 @@ from accelerator.parity import (
     recorded_by_torch,
 )
 from accelerator.workload import Workload
+from amount import amount
 from contexts import with_context
 
 from pytracer import Tracer
 
-EVENTS = 40_000
+EVENTS = amount(30_000, 40_000)
 MAX_ENTRIES = 1 << 20
 ALL = Rules()
 CONFIGURATIONS = [

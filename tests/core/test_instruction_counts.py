@@ -40,7 +40,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return counted | count("forward", folder)
 
 
-def count(device: str, folder: Path, *command: str) -> dict[str, Any]:
+def count(device: str, folder: Path, *command: object) -> Any:
     """Count the instructions added to a pair, by case, in a separate process.
 
     Args:
@@ -48,14 +48,8 @@ def count(device: str, folder: Path, *command: str) -> dict[str, Any]:
         folder: The folder for files of the counter.
         command: What starts the process.
     """
-    done = subprocess.run(
-        [*command, sys.executable, PROGRAM, device, folder],
-        env=processes.environment(),
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    command = (*command, sys.executable, PROGRAM, device, folder)
+    return json.loads(subprocess.check_output(command, env=processes.environment()))
 
 
 def limit(counted: float) -> float:

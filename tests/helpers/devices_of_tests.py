@@ -22,6 +22,8 @@ FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 WHERE = {
     "test_simulated_memory": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_simulated_processes": (EACH_BACKEND, "the libraries of the simulated driver"),
+    # Of the same code, and test_the_environment_configures_the_devices reads them on each backend.
+    "test_simulated_processes::test_busy_from_the_start": (EACH_BACKEND_IN_LONG, "settings"),
     "test_simulated_work": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_as_torchs_recorder": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_attach": (EACH_VERSION_IN_LONG, "the hook's binary interface"),

@@ -1,6 +1,5 @@
 """Who holds an object: the path from a variable, for each way in which Python keeps objects."""
 
-import ast
 import gc
 import importlib
 import os
@@ -402,15 +401,12 @@ from holder_programs import holders
 
 kept = [torch.ones(1)]
 objects = [[number] for number in range(2_000_000)]  # which take a while
-found = []
 
 def search():
-    for _ in range(3):
-        print("searching", flush=True)
-        found.append(holders(2.0)[-1, kept[0].data_ptr()])
+    print("searching", flush=True)
+    print(holders(2.0)[-1, kept[0].data_ptr()])
 
 search()
-print(found)
 """
 
 
@@ -420,16 +416,13 @@ def test_the_bound_is_one_of_the_processor(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env=helpers) as process:
         assert process.stdout is not None
-        for _ in range(3):
-            assert process.stdout.readline() == b"searching\n"
-            time.sleep(0.05)
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(2.5)
-            process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == b"searching\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
         # THEN it has found the holder all the same
-        assert (
-            ast.literal_eval(process.stdout.read().decode()) == ["kept[0] of module __main__"] * 3
-        )
+        assert process.stdout.read() == b"kept[0] of module __main__\n"
 
 
 def test_a_large_dict_is_looked_through_within_the_bound(programs: Any) -> None:

@@ -118,11 +118,11 @@ def test_memory_is_bounded_by_the_compressed_file(tmp_path: Path, name: str) -> 
 
 
 BOMBS = {
-    "lists": b"\x80\x04(" + b"]" * 50_000_000,
-    "remembered lists": b"\x80\x04" + b"]\x940" * 20_000_000,
-    "tuples": b"\x80\x04" + b")0" * 30_000_000,
-    "a list in lists": b"\x80\x04]\x94" + b"]h\x00a0" * 10_000_000,
-    "lists of one": b"\x80\x04]" + b"]Naa" * 10_000_000,
+    "lists": b"\x80\x04(" + b"]" * 10_000_000,
+    "remembered lists": b"\x80\x04" + b"]\x940" * 4_000_000,
+    "tuples": b"\x80\x04" + b")0" * 6_000_000,
+    "a list in lists": b"\x80\x04]\x94" + b"]h\x00a0" * 2_000_000,
+    "lists of one": b"\x80\x04]" + b"]Naa" * 2_000_000,
 }
 
 

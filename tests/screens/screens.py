@@ -172,16 +172,16 @@ def _described(path: Path) -> str:
 
 def _shortened(value: Any, first: int = FIRST) -> Any:
     """Return JSON with the first items of each long list, and a digest of the others."""
+    are_whole = isinstance(value, np.ndarray) and value.dtype.kind in "iub"
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: _shortened(each) for key, each in value.items()}
-    if not isinstance(value, (list, np.ndarray)):
+    if not isinstance(value, list):
         return value
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iub":
-        items = value.tolist()
-    else:
-        items = [_shortened(each) for each in value]
+    items = value if are_whole else [_shortened(each) for each in value]
     if len(items) <= first + 1:
         return items
     rest = hashlib.sha256(json.dumps(items[first:], default=str).encode()).hexdigest()[:12]

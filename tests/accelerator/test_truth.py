@@ -1,7 +1,7 @@
 """Compare the names of memory with the truth, by address, in programs of truth_programs.py.
 
 Each program runs under the default options to its end, and out of memory in its first and in a
-later step. `pytest -s` prints the figures of the table in docs/explanation/fidelity.md.
+later step. `pytest -s` prints the figures of names.md.
 """
 
 import json
@@ -23,7 +23,7 @@ from pytracer.reading import load
 from pytracer.reading.snapshot import OOM
 
 PROGRAM = Path(__file__).parent / "truth_programs.py"
-FIDELITY = Path(__file__).parents[2] / "docs" / "explanation" / "fidelity.md"
+TABLE = Path(__file__).with_name("names.md")
 CAPACITY_MIB = 40_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]
@@ -147,9 +147,7 @@ def _place(data: Any) -> str:
 
 def table() -> dict[str, tuple[float, float]]:
     """Return the rows of the page: the most unknown and nameless parts of each program."""
-    rows = re.findall(
-        r"^\| `(\w+)` \| .* \| ([\d.]+) % \| ([\d.]+) % \|$", FIDELITY.read_text(), re.M
-    )
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([\d.]+) % \| ([\d.]+) % \|$", TABLE.read_text(), re.M)
     return {name: (float(unknown) / 100, float(nameless) / 100) for name, unknown, nameless in rows}
 
 

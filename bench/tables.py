@@ -31,12 +31,12 @@ NAMES = {
     "native all": "torch's own recorder, Python and C++ stacks (its default)",
 }
 TRUE = {
-    "verdict": "the first line is right",
+    "verdict": "the first line is one that is right",
     "keeper": "who keeps the memory is named",
     "line": "a leak's line is named",
     "rate": "its bytes a step, within 2 %",
     "advice": "what helps is among the first two remedies",
-    "remedy": "what helps, applied: nothing is wrong any more",
+    "remedy": "what helps, applied: it runs, and nothing is wrong",
 }
 
 
@@ -318,21 +318,29 @@ def truth() -> str:
     found = [results("truth", device)["figures"] for device in DEVICES]
 
     def of(kind: str, says: Callable[[dict[str, Any]], bool]) -> list[str]:
-        """Return for each device of how many programs of a kind the answer says so."""
-        chosen = ([row for row in rows if row["kinds"][0] == kind] for rows in found)
+        """Return for each device of how many programs that may be of a kind the answer says so."""
+        chosen = ([row for row in rows if kind in row["kinds"]] for rows in found)
         return [f"{sum(map(says, rows))} of {len(rows)}" for rows in chosen]
 
     rows = [["programs", *(str(len(each)) for each in found)]]
+    is_best = ([row["found"] == row["kinds"][0] for row in each] for each in found)
+    rows.append(
+        ["the first line is the best one", *(f"{sum(is_best_of)}" for is_best_of in is_best)]
+    )
     for kind, what in (("leak", "leaks found"), ("healthy", "healthy programs accused")):
-        rows.append([what, *of(kind, lambda row: row["found"] not in ("healthy", "can't tell"))])
+        is_leak = kind == "leak"
+        rows.append(
+            [what, *of(kind, lambda row, is_leak=is_leak: row["true"]["verdict"] == is_leak)]
+        )
         for rule in ("growth", "trend"):
             by_rule = of(kind, lambda row, rule=rule: row["rules"][rule])
             rows.append([f"{what}, by {rule}", *by_rule])
     for name, what in TRUE.items():
         stated = ([row["true"][name] for row in each if name in row["true"]] for each in found)
         rows.append([what, *(f"{sum(true)} of {len(true)}" for true in stated)])
-    nameless = (statistics.mean(row["nameless"] for row in each) for each in found)
-    rows.append(["memory without a name, mean", *(f"{100 * part:.1f} %" for part in nameless)])
+    nameless = ([part for row in each if (part := row["nameless"]) is not None] for each in found)
+    means = (f"{100 * statistics.mean(parts):.1f} %" for parts in nameless)
+    rows.append(["memory without a name, mean", *means])
     wrong = []
     for row in found[0]:
         names = [name for name, is_true in row["true"].items() if not is_true]

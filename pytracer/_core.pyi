@@ -180,6 +180,7 @@ class View:
         devices: dict[int, dict[str, Any]],
         generated_code: dict[tuple[str, int], list[tuple[str, str, int]]] = ...,
         file_names: dict[str, str] = ...,
+        /,
     ) -> None: ...
     def to_bytes(
         self,
@@ -187,6 +188,7 @@ class View:
         devices: dict[int, dict[str, Any]],
         generated_code: dict[tuple[str, int], list[tuple[str, str, int]]] = ...,
         file_names: dict[str, str] = ...,
+        /,
     ) -> bytes: ...
     def keep_last_entries(self, most: int) -> None: ...  # of each device
     def lines_in(self, filenames: set[str] | None, most: int) -> set[tuple[str, int]]: ...

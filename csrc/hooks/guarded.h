@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdio>
+#include <cstring>
 #include <exception>
-#include <string>
 
 #include "hook_abi.h"
 
@@ -20,8 +20,9 @@ int32_t guarded(char* message, size_t size, Work work) noexcept {
   try {
     return work();
   } catch (const std::exception& error) {
-    const std::string text = error.what();  // torch appends a C++ stack trace from line 2 on
-    return failed(message, size, text.substr(0, text.find('\n')).c_str());
+    const auto length = static_cast<int>(std::strcspn(error.what(), "\n"));  // a C++ stack trace follows
+    std::snprintf(message, size, "%.*s", length, error.what());
+    return PYTRACER_FAILED;
   } catch (...) {
     return failed(message, size, "an unknown C++ exception");
   }

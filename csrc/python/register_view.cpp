@@ -75,6 +75,7 @@ std::string encode_items(const py::handle& dict) {
 // code, a list of (filename, name, line), innermost first; for a file, the name that it gets.
 SnapshotExtras encode_extras(const py::args& parts) {
   if (!Recorder::instance().is_whole()) throw Error("this process was cloned from the one that recorded");
+  if (parts.size() < 2 || parts.size() > 4) throw py::type_error("two to four parts are expected");
   const auto part = [&](size_t i) { return i < parts.size() ? py::dict(parts[i]) : py::dict(); };
   SnapshotExtras extras{encode_items(part(0))};
   for (const auto& item : part(1)) {

@@ -119,8 +119,7 @@ inline std::optional<FreeSpace::Extent> FreeSpace::at(uint64_t address) const {
 inline void FreeSpace::add(uint64_t begin, uint64_t end, SegmentId segment) {
   auto next = extents_.lower_bound(end);
   auto previous = next == extents_.begin() ? extents_.end() : std::prev(next);
-  if (previous != extents_.end() && previous->first == begin &&
-      previous->second.segment == segment) {
+  if (previous != extents_.end() && previous->first == begin && previous->second.segment == segment) {
     begin = previous->second.begin;
     uncount(previous->first - begin, segment);
     extents_.erase(previous);

@@ -99,8 +99,7 @@ class Undo : public Undone {
     if (action == kFreeRequested) return undo_free_requested(event);
     if (action == kFreeCompleted) return undo_free_completed(event);
     if (action > kSegmentUnmap) return;
-    const Range place =
-        range(trace_.address[event], static_cast<uint64_t>(trace_.size_bytes[event]));
+    const Range place = range(trace_.address[event], static_cast<uint64_t>(trace_.size_bytes[event]));
     if (action != kSegmentAlloc && action != kSegmentMap) return add_segment(place, action == kSegmentUnmap);
     if (action == kSegmentAlloc && !segments.remove_segment(place.begin, place.end)) {
       throw Misfit{"there is no such segment afterwards"};

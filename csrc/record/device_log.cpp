@@ -76,8 +76,7 @@ uint32_t DeviceLog::stack_of(uint64_t address) noexcept {
 __attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_event& given,
                                                               uint32_t stack) noexcept {
   LiveTable& segments = tables_->segments;
-  const bool begins =
-      given.action == PYTRACER_SEGMENT_ALLOC || given.action == PYTRACER_SEGMENT_MAP;
+  const bool begins = given.action == PYTRACER_SEGMENT_ALLOC || given.action == PYTRACER_SEGMENT_MAP;
   if (!begins && given.action != PYTRACER_SEGMENT_FREE && given.action != PYTRACER_SEGMENT_UNMAP) {
     return 0;
   }

@@ -111,8 +111,7 @@ void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadS
 void ForwardStacks::note(const pytracer_autograd_state& state, ThreadSlot& slot,
                          const Forward& forward, bool is_first, uint64_t era) noexcept {
   NodeTable* table = slot.forward.table.load(std::memory_order_relaxed);
-  if (table == nullptr ||
-      threads_[table - tables_].load(std::memory_order_relaxed) != state.thread) {
+  if (table == nullptr || threads_[table - tables_].load(std::memory_order_relaxed) != state.thread) {
     table = claim(slot, state.thread);
     slot.forward.table.store(table, std::memory_order_relaxed);
     if (table == nullptr) return;

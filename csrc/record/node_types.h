@@ -1,4 +1,4 @@
-// The C++ types of the autograd nodes that ran, by number.
+// The C++ types of the autograd nodes that ran, and the parameters that they are for, by number.
 //
 // 1. number_of() runs in hooks, on any thread. It is lock-free for a type that is known; a new type
 //    takes a spin lock for microseconds.

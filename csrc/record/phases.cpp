@@ -172,8 +172,7 @@ void Phases::publish(ThreadSlot& slot) noexcept {
   const Entry* const newest = newest_;
   const Entry* innermost = newest;
   while (innermost != nullptr && innermost->slot != &slot) innermost = innermost->older;
-  slot.phase.store(innermost != nullptr ? innermost->phase : uint16_t{0},
-                   std::memory_order_relaxed);
+  slot.phase.store(innermost != nullptr ? innermost->phase : uint16_t{0}, std::memory_order_relaxed);
   process_phase_.store(newest != nullptr ? newest->phase : uint16_t{0}, std::memory_order_relaxed);
 }
 

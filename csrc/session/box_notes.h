@@ -1,7 +1,7 @@
 // What a box has besides logs and stacks: steps, clocks, names of phases and of autograd's nodes, and what
 // Python says about the process.
 //
-// Under the registry's control lock.
+// Under the registry's control lock, but for the keeper, which has a thread of its own.
 #pragma once
 
 #include <atomic>

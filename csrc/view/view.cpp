@@ -27,8 +27,7 @@ void add_segment(void* context, const pytracer_segment* segment) noexcept {
   without_exceptions(context, [&](AllocatorState& state) {
     state.segments.push_back({*segment, state.blocks.size()});
     state.segments.back().about.blocks = nullptr;
-    state.blocks.insert(state.blocks.end(), segment->blocks,
-                        segment->blocks + segment->block_count);
+    state.blocks.insert(state.blocks.end(), segment->blocks, segment->blocks + segment->block_count);
   });
 }
 
@@ -102,14 +101,18 @@ uint64_t accelerator_entries(const View& view) {
 }
 
 void keep_last_entries(View& view, uint64_t most) {
+  std::vector<Event> chunk(kEventChunk);
   for (DeviceView& device : view.devices) {
-    const std::vector<Event> events = copy_events(device);
-    uint64_t entries = 0;
-    device.first = device.capture.end;
-    for (auto event = events.rbegin(); event != events.rend(); ++event, --device.first) {
-      entries += entry_actions(*event, device.is_cpu()).count;
-      if (entries > most) break;
+    uint64_t entries = 0, kept = device.capture.end;  // the first event that is kept
+    for (uint64_t begin = kept; begin == kept && begin > device.first;) {
+      begin = std::max(device.first, begin - std::min(begin, kEventChunk));
+      const uint64_t held = device.capture.ring->copy(begin, kept, chunk.data());
+      for (; kept > held; --kept) {
+        entries += entry_actions(chunk[kept - 1 - begin], device.is_cpu()).count;
+        if (entries > most) break;
+      }
     }
+    device.first = kept;
   }
 }
 
@@ -128,8 +131,7 @@ uint32_t visible_stack(const Event& event, Context context) noexcept {
   if (context == Context::all) return event.stack;
   if (context != Context::alloc) return 0;
   if (is_free(event)) return event.alloc_stack;
-  const bool is_release =
-      event.action == PYTRACER_SEGMENT_FREE || event.action == PYTRACER_SEGMENT_UNMAP;
+  const bool is_release = event.action == PYTRACER_SEGMENT_FREE || event.action == PYTRACER_SEGMENT_UNMAP;
   return is_release && event.alloc_stack != 0 ? event.alloc_stack : event.stack;
 }
 

@@ -13,7 +13,7 @@ from pytracer.tracing.device_recording import DeviceRecording
 
 _FIRST = 16
 _MOST_LINES, _MOST_FRAMES = 32, 16
-_LEAST_BLOCKS, _MORE = 2, 1.02  # so many more than at half as many steps, or so much more memory
+_LEAST_BLOCKS, _MORE = 2, 1.01  # so many more than at half as many steps, or so much more memory
 _MOST_BLOCKS = 20_000  # a look takes about 20 microseconds for each
 
 

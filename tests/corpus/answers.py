@@ -1,5 +1,6 @@
 """The answer about a program of the corpus, as `pytracer show` gives it."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,18 @@ from pytracer.analysis.blocks import held_at
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.holder_names import tells_where
 from pytracer.analysis.leaks.results import DeviceLeaks
-from pytracer.analysis.oom.reasons import STREAMS, WAITING
+from pytracer.analysis.oom.reasons import KEPT_GROWING, STREAMS, WAITING
 from pytracer.reading import load
 from pytracer.simulator.trials import try_settings
 
-KINDS = {NO_PROBLEM: HEALTHY, "LEAK": LEAK, "CACHED": STREAMS, "FREED": WAITING, "HOST": "host"}
+KINDS = {
+    **{NO_PROBLEM: HEALTHY, "LEAK": LEAK, "CAN'T TELL": UNKNOWN, "MEMORY KEPT": KEPT_GROWING},
+    **{"CACHED": STREAMS, "FREED": WAITING, "HOST": "host", "PINNED": "pinned"},
+}
 """The kind of an answer about a program that did not run out of memory, by its first words."""
+
+
+CALL_SITE = re.compile(r"(\S+\.py|(?<=← )|(?<=called from )):\d+ \S+")
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,10 @@ def look(program: Program, device: str, folder: Path, **more: str) -> Found:
     path = program.recording(folder)
     explained = min(explain(load(path), try_settings=try_settings), key=importance)
     answer = answer_of(explained)
-    kinds = [kind for words, kind in KINDS.items() if answer.verdict.startswith(words)]
-    kind = explained.verdicts[0].kind if answer.kind == "oom" else (*kinds, UNKNOWN)[0]
+    if answer.kind == "oom":
+        kind = explained.verdicts[0].kind
+    else:
+        (kind,) = (kind for words, kind in KINDS.items() if answer.verdict.startswith(words))
     said = "\n".join(
         f"{line.role:6} {line.amount} {line.text} ({line.note})" for line in answer.lines
     )
@@ -65,10 +74,14 @@ def look(program: Program, device: str, folder: Path, **more: str) -> Found:
 
 
 def is_line(program: Program, found: Found) -> bool:
-    """Return whether the largest growth is of a line that leaks, or of what it calls."""
+    """Return whether a line that leaks is named, or one that calls it or is called by it."""
     growths = found.leaks.growths[:1] if found.leaks is not None else []
     places = {(frame.filename, frame.line) for growth in growths for frame in growth.frames}
-    return any((program.file, line) in places for line in program.lines)
+    said, name = found.texts("why", "from"), Path(program.file).name
+    return any(
+        (program.file, line) in places or re.search(rf"\b{name}:{line}\b", said)
+        for line in program.lines
+    )
 
 
 def is_rate(program: Program, found: Found) -> bool:
@@ -78,11 +91,14 @@ def is_rate(program: Program, found: Found) -> bool:
 
 
 def is_kind(program: Program, found: Found) -> bool:
-    return found.kind in program.kinds
+    """Return whether the kind is right, of a program that has ended as it should."""
+    has_ended = found.status == 0 or found.answer.kind == "oom"
+    return found.kind in program.kinds and has_ended
 
 
 def is_keeper(program: Program, found: Found) -> bool:
-    return program.kept in found.texts("why", "from", "held", "lines")
+    """Return whether the keeper is named; functions and lines are not searched for its name."""
+    return program.kept in CALL_SITE.sub("", found.texts("why", "from", "held", "lines"))
 
 
 def is_advice(program: Program, found: Found) -> bool:
@@ -91,8 +107,8 @@ def is_advice(program: Program, found: Found) -> bool:
 
 
 def helps(program: Program, found: Found) -> bool:
-    """Return whether nothing is wrong with a program that does what helps."""
-    return found.status == 0 and found.kind not in program.kinds
+    """Return whether a program that does what helps runs to its end, with nothing wrong."""
+    return found.status == 0 and found.kind in (HEALTHY, UNKNOWN)
 
 
 Check = Callable[[Program, Found], bool]
@@ -112,16 +128,16 @@ def stated(program: Program) -> list[str]:
     return [name for name, (states, _) in PROPERTIES.items() if states(program)]
 
 
-def nameless_part(found: Found) -> float:
+def nameless_part(found: Found) -> float | None:
     """Return the part of the memory of which the file tells neither what it is nor who keeps it.
 
-    Of the memory at the error, or at the peak. The part is 0 to 1.
+    Of the memory at the error, or at the peak. The part is 0 to 1; None: the file has no blocks.
     """
     snapshot = load(found.path)
     data = device_data(snapshot, 0)
     categories, usage = data.block_categories, data.history.usage.allocated_bytes
     if categories is None or not len(usage):
-        return 0.0
+        return None
     held = held_at(data, len(data.trace) if found.answer.kind == "oom" else int(usage.argmax()))
     (released, text), kept_by = held.column("released"), held["kept_by"]
     is_nameless = [

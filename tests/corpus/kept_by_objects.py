@@ -330,7 +330,7 @@ class Room:
         self.kv = torch.cat([self.kv, self.model(data(tokens, 64))])
 
 
-@truth("can't tell", "healthy", kept="open")
+@truth("kept growing", "leak", kept="open", wrong=("verdict",))
 def rooms_that_nobody_closes() -> None:
     """A set of a class keeps the rooms of a chat, with 96 KiB each; it ends before memory does."""
     model = linear(64, 192)
@@ -408,7 +408,7 @@ def replicas_of_threads() -> None:
         for inbox in inboxes:
             inbox.put((version, model))
         for _ in inboxes:
-            outbox.get(timeout=5)
+            outbox.get()
 
 
 class Saver:

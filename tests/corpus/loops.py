@@ -115,16 +115,16 @@ def cache_by_concatenation(t: Training) -> None:
     layer.joined = more if old is None else torch.cat([old, more])  # LEAK
 
 
-@leak(4000, "kept[…].__closure__")
+@leak(4096, "kept[…].__closure__")
 @loop
 def closure(t: Training) -> None:
     """functions that refer to a tensor"""
     t.train()
-    statistics = t.new(1000)  # LEAK
+    statistics = t.new(1024)  # LEAK
     t.kept.append(lambda: statistics.sum())
 
 
-@leak(4000, "kept[…]")
+@leak(4096, "kept[…]")
 @loop
 def one_phase_only(t: Training) -> None:
     """samples of one of two phases"""
@@ -136,7 +136,7 @@ def one_phase_only(t: Training) -> None:
 
 
 def make_sample(t: Training) -> Any:
-    return t.new(1000)
+    return t.new(1024)
 
 
 @leak(4096, "_forward_hooks[…].__closure__")
@@ -165,7 +165,7 @@ def from_the_twentieth_step(t: Training) -> None:
     """a list that grows from step 20 on"""
     t.train()
     if t.number >= 20:
-        t.kept.append(t.new(1000))  # LEAK
+        t.kept.append(t.new(1024))  # LEAK
 
 
 @leak(None, "kept[…]")
@@ -189,7 +189,7 @@ def warm_up(t: Training) -> None:
     """memory of the first six steps, until step 12"""
     t.train()
     if t.number <= 6:
-        t.kept.append(t.new(1000))
+        t.kept.append(t.new(1024))
     elif t.number == 12:
         t.kept.clear()
 
@@ -298,7 +298,7 @@ def replay_buffer(t: Training) -> None:
 def reference_cycles(t: Training) -> None:
     """cycles, until the collector runs every nine steps"""
     t.train()
-    cycle: list[Any] = [t.new(1000)]
+    cycle: list[Any] = [t.new(1024)]
     cycle.append(cycle)
     if t.number % 9 == 0:
         gc.collect()

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-torch.backends.cudnn.enabled = False  # the simulated one has no convolutions
 EXPANDS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 runs_out = functools.partial(truth, mib=2048, helped=REMEDY)
 
@@ -96,7 +95,7 @@ def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 
 
 @runs_out(
-    "nearly exhausted",
+    *("kept growing", "nearly exhausted"),
     kept="trials[…]",
     do="of models and optimizers: drop those that are not used any more",
 )
@@ -114,7 +113,7 @@ def search_that_keeps_all() -> None:
             trials = [min(trials, key=lambda trial: trial[0])]
 
 
-@runs_out("nearly exhausted", do="call GPT#2.requires_grad_(False)")
+@runs_out("nearly exhausted", do="GPT#2.requires_grad_(False)")
 def teacher_with_gradients() -> None:
     """Gradients: those of a teacher that no optimizer steps, and its activations."""
     model, optimizer = gpt(layers=4)
@@ -269,7 +268,9 @@ def errors_are_kept() -> None:
 
 
 @runs_out(
-    "exception", kept="which the traceback of the handled exception keeps", do="outside of `except`"
+    "exception",
+    kept="which the traceback of the handled exception keeps",
+    do="outside the `except`",
 )
 def retry_with_half_a_batch() -> None:
     """Exception: the retry runs in the except of a batch that did not fit."""
@@ -455,7 +456,7 @@ def failed_cell() -> None:
     torch.empty(400 << 20, device=DEVICE)
 
 
-@runs_out("larger input", "nearly exhausted", do="call it under torch.no_grad()")
+@runs_out("larger input", "nearly exhausted", do="under torch.no_grad()")
 def validation_keeps_graphs() -> None:
     """Larger input: the validation after some steps has large batches, and keeps their graphs."""
     model, optimizer = gpt(layers=8)
@@ -622,7 +623,7 @@ def sessions_of_a_server() -> None:
         server.answer(session)
 
 
-@runs_out("nearly exhausted", "can't tell", kept="streams[…]", do="Look at streams[…]")
+@runs_out("kept growing", "nearly exhausted", kept="streams[…]", do="Look at streams[…]")
 def suspended_generators() -> None:
     """Kept: generators that are not closed keep the features of their video, in `streams`."""
     encode = nn.Linear(1024, 1024).to(DEVICE)
@@ -640,7 +641,9 @@ def suspended_generators() -> None:
             streams.pop(video).close()
 
 
-@runs_out("nearly exhausted", kept="hidden of hidden_state_is_not_detached()", do="Look at hidden")
+@runs_out(
+    "leak", "nearly exhausted", kept="hidden of hidden_state_is_not_detached()", do="Look at hidden"
+)
 def hidden_state_is_not_detached() -> None:
     """Graphs: the hidden state of a text keeps the graphs of all its parts."""
     cell = nn.GRUCell(512, 512).to(DEVICE)

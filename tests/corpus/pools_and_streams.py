@@ -162,10 +162,9 @@ class Offload:
 
 
 offload = Offload()
-HOST = ("verdict", "keeper", "line", "rate", "advice")  # the first device's answer is judged
 
 
-@leak(4 * MIB, "saved[…]", do="saved", mib=2000, helped=REMEDY, wrong=HOST)
+@leak(4 * MIB, "saved[…]", do="saved", mib=2000, helped=REMEDY, wrong=("keeper", "advice"))
 def pinned_buffers_in_a_list() -> None:
     """A list keeps the offloaded activations of each step, 2.05 MiB that are rounded up to 4."""
     torch.cuda.init()

@@ -67,10 +67,10 @@ def prefetched_weights() -> None:
             del weights
 
 
-PAIR = "max_split_size_mb:128,expandable_segments:True"
+PAIR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}
 
 
-@truth("healthy", do="recommend", mib=4096, env={"PYTORCH_CUDA_ALLOC_CONF": PAIR})
+@truth("fragmented", do="recommend", mib=4096, env=PAIR, wrong=("verdict",))
 def limit_of_splits_and_expandable() -> None:
     """blocks between small ones that stay; no large block can be split (pytorch#193400)"""
     kept = []

@@ -1,7 +1,6 @@
 """What is true of the programs of this folder, and how they run.
 
-A program is a function, written as people write a job, without any option of pytracer and without
-a call of it. `truth` says what is known of it because of how it was made. It runs in a process of
+A program is a function, written as people write a job, without any option of pytracer. `truth` says what is known of it because of how it was made. It runs in a process of
 its own, recorded by default (`PYTRACER=1`):
 
     python -m corpus NAME
@@ -80,11 +79,8 @@ class Program:
     def devices(self) -> tuple[str, ...]:
         if self.mib is None:
             return ("cpu", "cuda", "npu")
-        return (
-            ("cuda",)
-            if re.search(r"torch\.cuda\.|\"cuda", inspect.getsource(self.job))
-            else ("cuda", "npu")
-        )
+        needs_cuda = re.search(r"torch\.cuda\.|[\"']cuda", inspect.getsource(self.job))
+        return ("cuda",) if needs_cuda or "CUDA" in str(self.env) else ("cuda", "npu")
 
     @functools.cached_property
     def lines(self) -> list[int]:

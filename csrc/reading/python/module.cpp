@@ -127,8 +127,7 @@ py::slice to_slice(const RowRange& rows) {
   return py::slice(static_cast<py::ssize_t>(rows.begin), static_cast<py::ssize_t>(rows.end), 1);
 }
 
-py::dict read(const py::object& file, const py::object& allowed_bytes,
-              const py::handle& in_memory) {
+py::dict read(const py::object& file, const py::object& allowed_bytes, const py::handle& in_memory) {
   using namespace py::literals;
   const GilScope scope;  // of the call, because readinto() and allowed_bytes() are Python code
   if (!scope && !py::type::handle_of(file).is(in_memory)) {

@@ -39,7 +39,7 @@ demo: .venv/build-tools
 test: export SUITES = $(CURDIR)/build/suites.txt
 test:
 	mkdir -p build && rm -f $(SUITES) && touch $(SUITES)
-	trap 'cat $(SUITES)' EXIT; $(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(TESTED:%=test-%)
+	trap 'cat $(SUITES)' EXIT; trap 'exit 1' TERM INT; $(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(TESTED:%=test-%)
 
 TESTED = $(filter-out $(and $(HAVE_PASSED),$(addprefix %-,$(NEWEST))),$(ACCELERATORS))
 

@@ -323,15 +323,11 @@ def truth() -> str:
         return [f"{sum(map(says, rows))} of {len(rows)}" for rows in chosen]
 
     rows = [["programs", *(str(len(each)) for each in found)]]
-    is_best = ([row["found"] == row["kinds"][0] for row in each] for each in found)
-    rows.append(
-        ["the first line is the best one", *(f"{sum(is_best_of)}" for is_best_of in is_best)]
-    )
+    best = (sum(row["found"] == row["kinds"][0] for row in each) for each in found)
+    rows.append(["the first line is the best one", *map(str, best)])
     for kind, what in (("leak", "leaks found"), ("healthy", "healthy programs accused")):
-        is_leak = kind == "leak"
-        rows.append(
-            [what, *of(kind, lambda row, is_leak=is_leak: row["true"]["verdict"] == is_leak)]
-        )
+        counted = kind == "leak"
+        rows.append([what, *of(kind, lambda row, counts=counted: row["true"]["verdict"] == counts)])
         for rule in ("growth", "trend"):
             by_rule = of(kind, lambda row, rule=rule: row["rules"][rule])
             rows.append([f"{what}, by {rule}", *by_rule])

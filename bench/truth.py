@@ -2,8 +2,8 @@
 
 Each program runs by default (`PYTRACER=1`), in a process of its own, and again with what helps. An
 answer is that of `pytracer show`; tests/corpus/answers.py says when one is true. For comparison,
-two rules by which other tools call a program leaking look at the memory after each step, or at 60
-moments of a program without steps, of the last two thirds of the same recordings: that it grew in more than a tenth of
+two rules such as other tools have look at the memory after each step, or at 60 moments of a program
+without steps, in the last two thirds of the same recordings: that it grew in more than a tenth of
 the steps, and by 1 % in all ("growth"), and that a line through it rises by 1 % in all and explains
 0.8 of its variance ("trend"). torch's _memory_viz and mosaic show blocks and stacks and give no
 verdict, so there is nothing to count.

@@ -641,9 +641,7 @@ def suspended_generators() -> None:
             streams.pop(video).close()
 
 
-@runs_out(
-    "leak", "nearly exhausted", kept="hidden of hidden_state_is_not_detached()", do="Look at hidden"
-)
+@runs_out("leak", "nearly exhausted", kept="hidden of ", do="Look at hidden")
 def hidden_state_is_not_detached() -> None:
     """Graphs: the hidden state of a text keeps the graphs of all its parts."""
     cell = nn.GRUCell(512, 512).to(DEVICE)

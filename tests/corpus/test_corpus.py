@@ -52,9 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _marks(program: Program, checked: str) -> list[pytest.MarkDecorator]:
-    return (
-        [pytest.mark.xfail(strict=True, raises=AssertionError)] if checked in program.wrong else []
-    )
+    is_wrong = pytest.mark.xfail(strict=True, raises=AssertionError)
+    return [is_wrong] if checked in program.wrong else []
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,7 +1,8 @@
 """What is true of the programs of this folder, and how they run.
 
-A program is a function, written as people write a job, without any option of pytracer. `truth` says what is known of it because of how it was made. It runs in a process of
-its own, recorded by default (`PYTRACER=1`):
+A program is a function, written as people write a job, without any option of pytracer. `truth` says
+what is known of it because of how it was made. It runs in a process of its own, recorded by default
+(`PYTRACER=1`):
 
     python -m corpus NAME
 

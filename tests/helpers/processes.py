@@ -145,7 +145,7 @@ READ_LATE = (
         "PART",
         "PATIENT",
         "REMEDY",
-    ),  # options of the tests' programs
+    ),  # of tests' programs
 )
 """How the variables begin that a program, or `warm_python.prepare`, reads after torch's import."""
 

@@ -62,7 +62,7 @@ def growth_rules(path: Path) -> dict[str, bool]:
 
 def measured(program: Program, device: str) -> dict[str, Any]:
     """Return what pytracer and the rules say of a program, and which of its answers are true."""
-    checked = stated(program)
+    checked = stated(program, device)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
         found = look(program, device, Path(folder))
         fixed = look(program, device, Path(other), **program.helped) if program.helped else found

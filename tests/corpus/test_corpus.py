@@ -46,7 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         [
             pytest.param(device, program.name, checked, marks=_marks(program, checked))
             for program in here
-            for checked in stated(program)
+            for checked in stated(program, device)
         ],
     )
 

@@ -22,7 +22,7 @@ from pytracer.simulator.trials import try_settings
 
 KINDS = {
     **{NO_PROBLEM: HEALTHY, "LEAK": LEAK, "CAN'T TELL": UNKNOWN, "MEMORY KEPT": KEPT_GROWING},
-    **{"CACHED": STREAMS, "FREED": WAITING, "HOST": "host", "PINNED": "pinned"},
+    **{"CACHED": STREAMS, "FREED": WAITING, "HOST": "host"},
 }
 """The kind of an answer about a program that did not run out of memory, by its first words."""
 

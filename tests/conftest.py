@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out += [
             item
             for item in items
-            if item.path.parent.name in ("accelerator", "devices")
+            if item.path.parent.name in ("accelerator", "corpus", "devices")
             and not runs_here(item.path.stem, item.name.split("[")[0], backend, version)
         ]
     config.hook.pytest_deselected(items=left_out)

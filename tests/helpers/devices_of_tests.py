@@ -35,6 +35,7 @@ WHERE = {
         "two variables",
     ),
     "test_block_categories": (ONCE, "rules of the analysis"),
+    "test_corpus": (EACH_BACKEND, "rules of the analysis"),
     "test_cuts": (EACH_BACKEND, "the allocator's lock while a snapshot is taken"),
     "test_dry_run": (ONCE, "processes"),
     "test_dry_run::test_a_program_that_fits": (EACH_BACKEND, "what the simulated devices lack"),

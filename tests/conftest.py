@@ -87,12 +87,13 @@ def default_signals() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def time_for_graphs() -> Iterator[None]:
-    """Read graphs for as long as it takes: a busy machine is slow, which is no failure."""
+def time_for_objects() -> Iterator[None]:
+    """Read graphs and look for holders for as long as it takes: to be slow is no failure."""
     from pytracer.owners import holders
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holders, "MAX_GRAPH_SECONDS", 60.0)
+        patch.setattr(holders, "MAX_SECONDS", 10.0)
         yield
 
 

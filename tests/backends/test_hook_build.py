@@ -157,7 +157,7 @@ def test_hook_that_crashes_is_never_loaded(
 def test_refusal_of_a_hook_is_quoted(hooks: Hooks, source: Path) -> None:
     # GIVEN
     victim = "if (g_traced == nullptr)"
-    refuse = 'std::snprintf(message, message_size, "not today"); return 1;'
+    refuse = 'return failed(message, size, "not today");'
     change(source, victim, f"{refuse} {victim}")
     # WHEN / THEN
     with pytest.raises(HookError, match=r"^the cpu hook cannot be attached: not today$"):

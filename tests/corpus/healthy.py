@@ -632,7 +632,7 @@ def replay_with_room() -> None:
 
 @truth("healthy")
 def end_in_an_evaluation() -> None:
-    """the logits of an evaluation, in a list; an interrupt ends the program in the third one"""
+    """the logits of an evaluation, in a list; the program ends in the third one"""
     model = mlp(128, 256)
     optimizer = adamw(model)
 
@@ -642,7 +642,7 @@ def end_in_an_evaluation() -> None:
         for batch in range(60):
             logits.append(model(rows()))
             if batch == batches:
-                raise KeyboardInterrupt
+                raise SystemExit
         torch.cat(logits).argmax(-1).float().mean().item()
 
     for step in steps():

@@ -408,7 +408,7 @@ def replicas_of_threads() -> None:
         for inbox in inboxes:
             inbox.put((version, model))
         for _ in inboxes:
-            outbox.get()
+            outbox.get(timeout=20)
 
 
 class Saver:

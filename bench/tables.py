@@ -315,7 +315,8 @@ def gpu() -> str:
 
 def truth() -> str:
     """Make the table of how often the answer is true, and the list of what is wrong today."""
-    found = [results("truth", device)["figures"] for device in DEVICES]
+    devices = [device for device in DEVICES if (RESULTS / f"truth_{device}.json").exists()]
+    found = [results("truth", device)["figures"] for device in devices]
 
     def of(kind: str, says: Callable[[dict[str, Any]], bool]) -> list[str]:
         """Return for each device of how many programs that may be of a kind the answer says so."""
@@ -341,7 +342,8 @@ def truth() -> str:
     for row in found[0]:
         names = [name for name, is_true in row["true"].items() if not is_true]
         wrong += [f"`{row['name']}` ({', '.join(names)})"] * bool(names)
-    return f"{table(['', *DEVICES.values()], rows)}\n\nWrong on CUDA: {', '.join(wrong)}."
+    heads = [DEVICES[device] for device in devices]
+    return f"{table(['', *heads], rows)}\n\nWrong on {heads[0]}: {', '.join(wrong)}."
 
 
 MAKERS = (environment, overhead, reviewers, goals, startup, gpu, truth)

@@ -48,7 +48,6 @@ def growth_rules(path: Path) -> dict[str, bool]:
         ends = np.linspace(0, len(usage) - 1, MOMENTS).astype(int).tolist()
     ends = ends[len(ends) // 3 :]  # without what is loaded at the beginning
     memory = usage[ends].astype(float) if len(usage) else np.zeros(2)
-    change = np.diff(memory)
     has_grown = memory[-1] > memory[0] * LEAST_GROWTH
     moments = np.arange(len(memory))
     slope, first = np.polyfit(moments, memory, 1)
@@ -56,21 +55,20 @@ def growth_rules(path: Path) -> dict[str, bool]:
     explained = 1 - np.var(memory - slope * moments - first) / spread if spread else 0.0
     rises = slope * len(memory) > max(memory[0], 1) * (LEAST_GROWTH - 1)
     return {
-        "growth": bool(has_grown and np.mean(change > 0) > 0.1),
+        "growth": bool(has_grown and np.mean(np.diff(memory) > 0) > 0.1),
         "trend": bool(rises and explained >= 0.8),
     }
 
 
 def measured(program: Program, device: str) -> dict[str, Any]:
     """Return what pytracer and the rules say of a program, and which of its answers are true."""
-    checked = stated(program, device)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
         found = look(program, device, Path(folder), PATIENT="1")
         helped = program.helped or {}
         fixed = look(program, device, Path(other), PATIENT="1", **helped) if helped else found
         true = {
             name: PROPERTIES[name][1](program, fixed if name == "remedy" else found)
-            for name in checked
+            for name in stated(program, device)
         }
         row = {"name": program.name, "kinds": program.kinds, "found": found.kind, "true": true}
         return {**row, "nameless": nameless_part(found), "rules": growth_rules(found.path)}

@@ -133,7 +133,9 @@ def leak(per_step: float | None, kept: str, **stated: object) -> Callable[[Job],
 def programs() -> dict[str, Program]:
     """Return the programs of all files of this folder."""
     for path in sorted(HERE.glob("*.py")):
-        if path.stem not in ("truth", "__main__") and not path.stem.startswith(("test_", "_")):
+        if path.stem not in ("answers", "truth", "__main__") and not path.stem.startswith(
+            ("test_", "_")
+        ):
             importlib.import_module(f"corpus.{path.stem}")
     return PROGRAMS
 

@@ -31,12 +31,12 @@ NAMES = {
     "native all": "torch's own recorder, Python and C++ stacks (its default)",
 }
 TRUE = {
-    "verdict": "the first line is one that is right",
-    "keeper": "who keeps the memory is named",
+    "verdict": "the first line is right",
+    "keeper": "the keeper is named",
     "line": "a leak's line is named",
     "rate": "its bytes a step, within 2 %",
-    "advice": "what helps is among the first two remedies",
-    "remedy": "what helps, applied: it runs, and nothing is wrong",
+    "advice": "what helps is advised",
+    "remedy": "what helps, applied, helps",
 }
 
 
@@ -325,7 +325,7 @@ def truth() -> str:
 
     rows = [["programs", *(str(len(each)) for each in found)]]
     best = (sum(row["found"] == row["kinds"][0] for row in each) for each in found)
-    rows.append(["the first line is the best one", *map(str, best)])
+    rows.append(["the first line is the best of several", *map(str, best)])
     for kind, what in (("leak", "leaks found"), ("healthy", "healthy programs accused")):
         counted = kind == "leak"
         rows.append([what, *of(kind, lambda row, counts=counted: row["true"]["verdict"] == counts)])

@@ -62,7 +62,7 @@ class WithHistory(torch.optim.SGD):
         return super().step(closure)
 
 
-@leak(LAYER, "history", wrong=("keeper",))
+@leak(LAYER, "history")
 def gradients_in_states() -> None:
     """an optimizer whose states have a list of all gradients"""
     model = layer()

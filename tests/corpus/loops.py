@@ -105,13 +105,13 @@ def cache_in_a_module(t: Training) -> None:
     layer.cache[t.number] = t.new(16, WIDTH)  # LEAK
 
 
-@leak(4096, "joined")
+@leak(4 * 4096, "joined")
 @loop
 def cache_by_concatenation(t: Training) -> None:
     """one tensor that `torch.cat` makes longer in each step"""
     t.train()
     layer: Any = t.layers[0]
-    more, old = t.new(16, WIDTH), layer.joined
+    more, old = t.new(64, WIDTH), layer.joined
     layer.joined = more if old is None else torch.cat([old, more])  # LEAK
 
 

@@ -213,12 +213,10 @@ def reference_of_dpo() -> None:
 
 
 @runs_out(
-    "kept growing",
-    "leak",
+    *("kept growing", "leak", "nearly exhausted"),
     kept="local (inside a thread).workspace",
     do="local",
     mib=600,
-    wrong=("verdict",),
 )
 def workspaces_of_threads_that_wait() -> None:
     """Kept: a thread for each client waits for ever, with a workspace in `local`. No steps."""

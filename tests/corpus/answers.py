@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from corpus.truth import HEALTHY, LEAK, UNKNOWN, Program
 
 from pytracer.analysis import explain
@@ -16,6 +15,7 @@ from pytracer.analysis.blocks import held_at
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.holder_names import tells_where
 from pytracer.analysis.leaks.results import DeviceLeaks
+from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.oom.reasons import KEPT_GROWING, STREAMS, WAITING
 from pytracer.reading import load
 from pytracer.simulator.trials import try_settings
@@ -137,15 +137,10 @@ def nameless_part(found: Found) -> float | None:
     """
     snapshot = load(found.path)
     data = device_data(snapshot, 0)
-    categories, usage = data.block_categories, data.history.usage.allocated_bytes
-    if categories is None or not len(usage):
+    usage = data.history.usage.allocated_bytes
+    if data.block_categories is None or not len(usage):
         return None
     held = held_at(data, len(data.trace) if found.answer.kind == "oom" else int(usage.argmax()))
-    (released, text), kept_by = held.column("released"), held["kept_by"]
-    is_nameless = [
-        categories.kinds[categories.kind[row]][0] == "unknown"
-        and not tells_where(released[text[i]] or snapshot.strings[int(kept_by[i])] or None)
-        for i, row in enumerate(held.rows.tolist())
-    ]
+    is_nameless = held.is_in("category", NO_CATEGORY) & ~held.are("holder", tells_where)
     size_bytes = held["size_bytes"]
-    return float(size_bytes[np.array(is_nameless, bool)].sum() / max(size_bytes.sum(), 1))
+    return float(size_bytes[is_nameless].sum() / max(size_bytes.sum(), 1))

@@ -1,7 +1,6 @@
 """Programs whose answer was wrong once."""
 
 import copy
-import functools
 import gc
 import logging.handlers
 import queue
@@ -11,13 +10,12 @@ from typing import Any
 import torch
 from corpus.healthy import Chat, adamw, mlp, rows, train
 from corpus.leaks import LAYER, SIZE, Training, layer, new
-from corpus.out_of_memory import gpt, loss_of, tokens, update
-from corpus.reports import take
+from corpus.out_of_memory import gpt, loss_of, runs_out, tokens, update
+from corpus.pools_and_streams import room
 from corpus.truth import DEVICE, FIXED, REMEDY, leak, steps, truth
 from torch import nn
 from torch.utils.dlpack import to_dlpack
 
-runs_out = functools.partial(truth, helped=REMEDY)
 NO_NVML = {"SIMULATED_NVML": "0"}
 
 
@@ -223,7 +221,7 @@ def workspaces_of_threads_that_wait() -> None:
     local, end = threading.local(), threading.Event()
 
     def client(is_ready: threading.Event) -> None:
-        local.workspace = take(16)
+        local.workspace = room(16)
         is_ready.set()
         if not FIXED:
             end.wait()
@@ -233,7 +231,7 @@ def workspaces_of_threads_that_wait() -> None:
         threading.Thread(target=client, args=(is_ready,), daemon=True).start()
         if not is_ready.wait(3):
             return
-        take(1)
+        room(1)
 
 
 @runs_out("exception", "leak", kept="buffer[…]", do="handler", mib=300)
@@ -319,8 +317,8 @@ def first_backward() -> None:
 def request_over_the_limit() -> None:
     """Limit: half of the device is allowed, and two requests need 1,200 MiB."""
     torch.cuda.set_per_process_memory_fraction(1.0 if FIXED else 0.5)
-    kept = take(900)
-    take(300)
+    kept = room(900)
+    room(300)
     del kept
 
 
@@ -328,18 +326,18 @@ def request_over_the_limit() -> None:
 def without_nvml() -> None:
     """Exhausted: two requests need 2,400 MiB, and the driver cannot say who uses the device."""
     kept = torch.empty((900 if FIXED else 1800) << 20, dtype=torch.uint8, device="cuda")
-    take(600)
+    room(600)
     del kept
 
 
 @runs_out("fragmented", "can't tell", kept="kept[…]", mib=2048)
 def pins_in_each_page() -> None:
     """Fragmented: of 20 MiB each, 2 MiB stay, so that expandable segments do not help."""
-    large = [take(400) for _ in range(4)]
+    large = [room(400) for _ in range(4)]
     del large
     kept, small = [], []
     for _ in range(80):
-        small.append(take(18))
-        kept.append(take(0 if FIXED else 2))
+        small.append(room(18))
+        kept.append(room(0 if FIXED else 2))
     small.clear()
-    take(600)
+    room(600)

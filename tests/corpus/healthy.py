@@ -17,8 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from corpus.out_of_memory import update
-from corpus.truth import DEVICE, FIXED, REMEDY, steps, truth
+from corpus.out_of_memory import runs_out, update
+from corpus.truth import DEVICE, FIXED, steps, truth
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -689,10 +689,7 @@ def hooks_under_one_autocast() -> None:
             train(optimizer, outputs)
 
 
-large = functools.partial(truth, helped=REMEDY)
-
-
-@large("nearly exhausted", "step needs more", "too large", do="half the batch", mib=900)
+@runs_out("nearly exhausted", "step needs more", "too large", do="half the batch", mib=900)
 def search_for_a_batch() -> None:
     """Exhausted: a search tries batches that are too large, and then trains with one that fits."""
     model = mlp(512, 2048, 512)
@@ -710,7 +707,7 @@ def search_for_a_batch() -> None:
         train(optimizer, model(rows(batch // 2, 512)))
 
 
-@large("too large", "larger input", kept="replay (inside a deque", mib=500)
+@runs_out("too large", "larger input", kept="replay (inside a deque", mib=500)
 def evaluation_of_a_full_replay() -> None:
     """Too large: the evaluation of a replay memory, which is full since step 100, as one batch."""
     model, replay = mlp(1024, 512), collections.deque(maxlen=100)
@@ -723,7 +720,7 @@ def evaluation_of_a_full_replay() -> None:
             model(batch).argmax(-1)
 
 
-@large("too large", kept="cache of ", do="compute it in parts", mib=500)
+@runs_out("too large", kept="cache of ", do="compute it in parts", mib=500)
 def prompt_that_is_too_long() -> None:
     """Too large: a prompt of 20,000 tokens, beside a cache of 300 MiB that was made at once."""
     layer, cache = mlp(1024, 4096), rows(300, 1 << 18)
@@ -738,7 +735,7 @@ def prompt_that_is_too_long() -> None:
         prefill(part)
 
 
-@large("larger input", do="Limit the size of one step's input", mib=900)
+@runs_out("larger input", do="Limit the size of one step's input", mib=900)
 def batch_that_doubles() -> None:
     """Larger input: a benchmark doubles the batch until it does not fit."""
     model = mlp(512, 2048, 512)

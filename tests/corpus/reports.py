@@ -3,23 +3,19 @@
 import code
 import copy
 import ctypes
-import functools
 
 import torch
 from corpus.healthy import adamw, mlp, rows, train
 from corpus.leaks import Training, new
+from corpus.out_of_memory import runs_out
+from corpus.pools_and_streams import room
 from corpus.truth import DEVICE, FIXED, REMEDY, leak, steps, truth
 from torch import nn
 
-runs_out = functools.partial(truth, helped=REMEDY)
 WEIGHTS = 2 * (512 * 512 + 512) * 4
 ROUNDED = {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[>:2]"}
 SLOW = {"SIMULATED_PENDING_QUERIES": "8"}
 """Events of a stream are pending when they are asked for the first eight times."""
-
-
-def take(mebibytes: float) -> torch.Tensor:
-    return torch.empty(int(mebibytes * 2**20), dtype=torch.uint8, device=DEVICE)
 
 
 @truth("idle streams", do="Make streams once", mib=8192, helped=REMEDY)
@@ -32,7 +28,7 @@ def streams_of_each_synchronization() -> None:
             pair = [torch.cuda.Stream() for _ in range(2)]
         for stream in pair:
             with torch.cuda.stream(stream):
-                take(128)
+                room(128)
         torch.cuda.synchronize()
 
 
@@ -40,15 +36,15 @@ def streams_of_each_synchronization() -> None:
 def request_that_would_succeed_again() -> None:
     """Freed meanwhile: 20 MiB wait for a stream until the request has failed (pytorch#189504)."""
     stream = torch.cuda.Stream()
-    take(40)
-    first, waiting = take(20), take(20)
-    rest = take(torch.cuda.mem_get_info()[0] >> 21 << 1)
+    room(40)
+    first, waiting = room(20), room(20)
+    rest = room(torch.cuda.mem_get_info()[0] >> 21 << 1)
     waiting.record_stream(stream)
     del waiting
     if FIXED:
         stream.synchronize()
         torch.cuda.empty_cache()
-    take(20)
+    room(20)
     del first, rest
 
 
@@ -59,7 +55,7 @@ def prefetched_weights() -> None:
     for _ in steps(20):
         training.step()
         for _ in range(4):
-            weights = take(100)
+            weights = room(100)
             if FIXED:
                 torch.cuda.current_stream().wait_stream(gather)
             else:
@@ -75,8 +71,8 @@ def limit_of_splits_and_expandable() -> None:
     """blocks between small ones that stay; no large block can be split (pytorch#193400)"""
     kept = []
     for _ in range(101):
-        large = take(91), take(45.5)
-        kept.append(take(2))
+        large = room(91), room(45.5)
+        kept.append(room(2))
         del large
 
 
@@ -127,7 +123,7 @@ def predictions_of_an_evaluation() -> None:
         training.step()
     with torch.no_grad():
         for _ in range(150):
-            logits = take(8)
+            logits = room(8)
             if FIXED:
                 logits = logits[:1024].clone()
             predictions = logits if predictions is None else torch.cat([predictions, logits])
@@ -160,12 +156,12 @@ def graphs_with_a_pool_each() -> None:
     for size in (266, 264, 262, 260, 258, 256):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            take(size)
-            outputs = take(1)
+            room(size)
+            outputs = room(1)
         graphs[size] = graph, outputs
         if FIXED:
             pool = graph.pool()
-    take(1280)
+    room(1280)
 
 
 @runs_out("other pool", kept="graphs[…]", do="on one stream", mib=1024, wrong=("advice",))
@@ -177,10 +173,10 @@ def graphs_captured_on_many_streams() -> None:
         for size in (192, 128, 64):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                take(size)
-                outputs = take(1)
+                room(size)
+                outputs = room(1)
             graphs.append((graph, outputs))
-    take(640)
+    room(640)
 
 
 @runs_out("waits for a stream", mib=1024)
@@ -190,11 +186,11 @@ def record_stream_in_a_capture() -> None:
     with torch.cuda.graph(graph):
         other.wait_stream(torch.cuda.current_stream())
         for _ in range(60):
-            weights = take(96)
+            weights = room(96)
             if not FIXED:
                 weights.record_stream(other)
             del weights
-            kept.append(take(1))
+            kept.append(room(1))
         torch.cuda.current_stream().wait_stream(other)
 
 
@@ -232,7 +228,7 @@ def futures_with_results() -> None:
     for _ in steps():
         training.step()
         future = torch.futures.Future(devices=[torch.device("cuda", 0)])
-        future.set_result(take(8))  # LEAK
+        future.set_result(room(8))  # LEAK
         pending.append(future)
 
 
@@ -244,7 +240,7 @@ def errors_of_halved_batches() -> None:
     def forward(batch: int) -> None:
         activations = []
         for _ in range(8):
-            activations.append(take(20 * batch))
+            activations.append(room(20 * batch))
 
     for _ in range(2):
         training.step()
@@ -289,18 +285,18 @@ def weights_beside_a_large_index() -> None:
 )
 def request_that_is_rounded_up() -> None:
     """Too large: a setting rounds 514 MiB up to 768, and the device has 700 (pytorch#161139)."""
-    take(514)
+    room(514)
 
 
 @runs_out("nearly exhausted", kept="cache of ", do="cache", mib=1024, wrong=("advice",))
 def cache_before_the_graphs() -> None:
     """Exhausted: an engine gives its cache 90 % of the device, and captures graphs (vllm#57475)."""
     pool, graphs = torch.cuda.graph_pool_handle(), []
-    cache = take((0.3 if FIXED else 0.9) * torch.cuda.mem_get_info()[0] / 2**20)
+    cache = room((0.3 if FIXED else 0.9) * torch.cuda.mem_get_info()[0] / 2**20)
     for _ in range(8):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            outputs = take(60)
+            outputs = room(60)
         graphs.append((graph, outputs))
     del cache
 
@@ -312,8 +308,8 @@ def buffers_of_a_library() -> None:
     runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
     address, size = ctypes.c_void_p(), (100 if FIXED else 2500) << 20
     assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
-    weights = take(1000)
-    take(1000)
+    weights = room(1000)
+    room(1000)
     del weights
 
 

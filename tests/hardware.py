@@ -152,7 +152,6 @@ def run(part: Part, folder: Path) -> dict[str, Any]:
     paths = [os.environ.get("PYTHONPATH", ""), str(HELPERS), str(ROOT / "tests")]
     environment = {
         **os.environ,
-        "DEVICE": os.environ.get("DEVICE", "cuda"),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONUNBUFFERED": "1",
     }
@@ -282,6 +281,7 @@ def main() -> None:
     parser.add_argument("--programs", type=Path, help="a folder of further programs")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results")
     options = parser.parse_args()
+    os.environ["DEVICE"] = options.device  # of the programs of tests/corpus
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     extra = options.programs.resolve() if options.programs else None

@@ -15,14 +15,7 @@ from pytracer.commands.shared_options import source_path
 from pytracer.errors import PytracerError
 from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import (
-    OpenFile,
-    Summary,
-    compared,
-    open_file,
-    summarised,
-    verdict_of,
-)
+from pytracer.page.open_file import OpenFile, Summary, compared, open_file, summarised, verdict_of
 from pytracer.page.page import EMPTY, MOST_EVENTS, MOST_FILES, Page, page_of
 from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load

@@ -93,9 +93,7 @@ class Page:
             {
                 "name": shortened(summary.name),
                 "rank": summary.file.rank,
-                "verdict": shortened(
-                    printable("".join(one.headline for one in summary.file.answers()[:1]))
-                ),
+                "verdict": shortened(_headline(summary)),
                 **summary.figures,
                 "ooms": summary.ooms,
                 "curve": summary.curve,
@@ -131,6 +129,11 @@ def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = 
     return Page(
         summary.name, verdict_of(summary.file, is_saved=is_saved), [summary], {0: data}, left_out
     )
+
+
+def _headline(summary: Summary) -> str:
+    answers = summary.file.answers()
+    return printable(answers[0].headline) if answers else ""
 
 
 def _line(text: str) -> str:

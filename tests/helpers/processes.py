@@ -137,15 +137,7 @@ READ_LATE = (
     *("RANK", "WORLD_SIZE", "COLUMNS"),
     *("TORCH_CUBLAS_WORKSPACE_CACHE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"),
     *("HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"),  # of packages that torch does not import
-    *(
-        "DEVICE",
-        "EARLY",
-        "ENTRIES",
-        "OUTPUT",
-        "PART",
-        "PATIENT",
-        "REMEDY",
-    ),  # of tests' programs
+    *("DEVICE", "EARLY", "ENTRIES", "OUTPUT", "PART", "PATIENT", "REMEDY"),  # of programs of tests
 )
 """How the variables begin that a program, or `warm_python.prepare`, reads after torch's import."""
 

@@ -107,8 +107,12 @@ def is_advice(program: Program, found: Found) -> bool:
 
 
 def helps(program: Program, found: Found) -> bool:
-    """Return whether a program that does what helps runs to its end, with nothing wrong."""
-    return found.status == 0 and found.kind in (HEALTHY, UNKNOWN)
+    """Return whether a program that does what helps runs to its end, with nothing wrong.
+
+    It may handle an error of another kind, which came before.
+    """
+    is_handled = found.answer.kind == "oom" and found.kind not in program.kinds
+    return found.status == 0 and (is_handled or found.kind in (HEALTHY, UNKNOWN))
 
 
 Check = Callable[[Program, Found], bool]

@@ -3,6 +3,7 @@
 import code
 import copy
 import ctypes
+import time
 
 import torch
 from corpus.healthy import adamw, mlp, rows, train
@@ -319,6 +320,7 @@ def outputs_of_cells() -> None:
     console = code.InteractiveConsole({"rows": rows, "Out": {}})
     for cell in range(501):
         console.runsource(f"Out[{cell}] = rows(1024, 256)\n")
+        time.sleep(0.002)  # as cells take time: without steps, growth is seen by the clock
         if FIXED:
             console.runsource("Out.clear()")
 

@@ -10,12 +10,13 @@ ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 	torch-npu==2.13.0 torch-npu==2.14.0
-# Of these, the newest run only where what depends on a release has changed since they passed, and in
+# Of these, all but the first run only where what depends on a device has changed since they passed, and in
 # `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with.
-NEWEST := 2.14.0 2.15.0
-DEPEND_ON_RELEASES := csrc pytracer/backends pytracer/owners pytracer/settings pytracer/simulator
-HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(addprefix %-,$(NEWEST)),$(MAKECMDGOALS)),,$(shell \
-	git ls-tree HEAD $(DEPEND_ON_RELEASES) | cmp -s - tests/devices/passed_with.txt && git diff --quiet HEAD -- $(DEPEND_ON_RELEASES) && echo yes))
+ALWAYS := cuda-2.12.1
+ALWAYS_HOOKS := torch==2.12.1 torch==2.13.0
+DEPEND_ON_DEVICES := csrc $(addprefix pytracer/,backends owners rehearsal settings simulator torch_recorder tracing)
+HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(patsubst %,test-%,$(filter-out $(ALWAYS),$(ACCELERATORS))),$(MAKECMDGOALS)),,$(shell \
+	git ls-tree HEAD $(DEPEND_ON_DEVICES) | cmp -s - tests/devices/passed_with.txt && git diff --quiet HEAD -- $(DEPEND_ON_DEVICES) && echo yes))
 
 PIP_FLAGS := --disable-pip-version-check --quiet
 # Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch. Images
@@ -41,13 +42,13 @@ test:
 	mkdir -p build && rm -f $(SUITES) && touch $(SUITES)
 	trap 'cat $(SUITES)' EXIT; trap 'exit 1' TERM INT; $(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(TESTED:%=test-%)
 
-TESTED = $(filter-out $(and $(HAVE_PASSED),$(addprefix %-,$(NEWEST))),$(ACCELERATORS))
+TESTED = $(if $(HAVE_PASSED),$(ALWAYS),$(ACCELERATORS))
 
 # What `make test` installs and compiles beside .venv, which `make lint` may use meanwhile.
 environments: ready-hooks $(TESTED:%=.venv-%/torch)
 
 passed:
-	git ls-tree HEAD $(DEPEND_ON_RELEASES) > tests/devices/passed_with.txt
+	git ls-tree HEAD $(DEPEND_ON_DEVICES) > tests/devices/passed_with.txt
 
 # The tests, with the long forms of those that are statistical: many more cases, files and runs.
 test-long: export LONG_TESTS = 1
@@ -109,7 +110,7 @@ wheel: .venv/build-tools ready-hooks
 	.venv/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 
 # The hooks of released versions, compiled against headers that are fetched from pip's registry.
-ready-hooks: HOOKS ?= $(filter-out $(and $(HAVE_PASSED),$(addprefix %==,$(NEWEST))),$(TESTED_HOOKS))
+ready-hooks: HOOKS ?= $(if $(HAVE_PASSED),$(ALWAYS_HOOKS),$(TESTED_HOOKS))
 ready-hooks: .venv-wheels/tools
 	.venv-wheels/bin/python .ci/wheels hooks --output build/ready_hooks $(HOOKS)
 WITH_HOOKS = --config-settings=cmake.define.PYTRACER_READY_HOOKS=$(CURDIR)/build/ready_hooks

@@ -18,7 +18,7 @@ from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_par
 from amount import amount
 
 PROGRAM = Path(__file__).with_name("recorded_workload.py")
-EVENTS = amount(24_000, 45_000)
+EVENTS = amount(12_000, 45_000)
 PARTS = 3
 CONFIGURATIONS = [
     pytest.param({"seed": 21, "expandable": "toggled", "context": "all", "depth": 32}, id="all"),

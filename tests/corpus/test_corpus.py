@@ -4,24 +4,16 @@
 """
 
 import functools
-import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 import simulated
-from amount import LONG
+from amount import LONG, is_turn
 from corpus.answers import PROPERTIES, Found, look, stated
-from corpus.truth import HERE, PROGRAMS, Program, programs
+from corpus.truth import PROGRAMS, Program, programs
 
 pytestmark = pytest.mark.slow
-
-
-@functools.cache
-def turn() -> int:
-    """Return the commit's number, by which the programs take turns."""
-    commit = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
-    return int(subprocess.run(commit, capture_output=True, text=True, check=True).stdout, 16)
 
 
 def is_due(number: int, program: Program, device: str) -> bool:
@@ -31,11 +23,9 @@ def is_due(number: int, program: Program, device: str) -> bool:
     """
     if device not in program.devices or not (device == "cpu" or simulated.active()):
         return False
-    if LONG:
-        return True
     if device == "npu":
-        return (number - turn()) % 16 == 0
-    return (number - turn()) % 4 == 0 and device == ("cpu" if program.mib is None else "cuda")
+        return is_turn(number, 16)
+    return is_turn(number, 4) and (LONG or device == ("cpu" if program.mib is None else "cuda"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -170,9 +170,9 @@ def training_loop(device: str, objects: int) -> dict[str, Any]:
     import pytracer
 
     others = [[number] for number in range(objects)]
-    step = training_step(device, STEPS["small"])
     tracer = pytracer.Tracer(device=device, trace_alloc_max_entries=LOOP_EVENTS)
-    with tracer, tempfile.TemporaryDirectory() as folder:
+    with tracer, tempfile.TemporaryDirectory() as folder:  # from the start, as by default
+        step = training_step(device, STEPS["small"])
         while tracer.stats()["devices"][0]["held"] < LOOP_EVENTS:
             step()
         path = Path(folder, "loop.pickle")

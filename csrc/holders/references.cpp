@@ -165,8 +165,7 @@ int variable_of(PythonFrame* frame, PyObject* held) {
 
 PythonFrame* frame_in(PyObject* holder) {
   if (PyFrame_Check(holder)) return frame_of_object(holder);
-  const bool is_generator =
-      PyGen_CheckExact(holder) || PyCoro_CheckExact(holder) || PyAsyncGen_CheckExact(holder);
+  const bool is_generator = PyGen_CheckExact(holder) || PyCoro_CheckExact(holder) || PyAsyncGen_CheckExact(holder);
   return is_generator ? frame_of_generator(holder) : nullptr;
 }
 
@@ -216,8 +215,7 @@ std::string context_variable(PyObject* context, PyObject* value) {
   return found;
 }
 
-bool ReferenceTexts::append_dict(std::string& path, PyObject* dict, PyObject* held,
-                                 bool is_attributes) {
+bool ReferenceTexts::append_dict(std::string& path, PyObject* dict, PyObject* held, bool is_attributes) {
   PyObject *key, *value;
   Py_ssize_t& next = next_of(dict, PyDict_GET_SIZE(dict));
   Py_ssize_t position = next;
@@ -297,8 +295,7 @@ Py_ssize_t ReferenceTexts::filled(PyObject* list) {
   return place->second = size - 1 - last >= std::max(kLeastRoom, size / kPartOfRoom) ? count : 0;
 }
 
-void ReferenceTexts::append(std::string& path, PyObject* holder, PyObject* held,
-                            bool& is_attributes) {
+void ReferenceTexts::append(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes) {
   const bool was_attributes = is_attributes;
   const bool are_of_threads = std::exchange(are_of_threads_, is_thread_local(Py_TYPE(holder)));
   is_attributes = are_of_threads && PyDict_Check(holder);  // the dict of the threads' dicts

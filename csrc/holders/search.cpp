@@ -268,8 +268,7 @@ class Search {
       if (PyTraceBack_Check(held) && PyExceptionInstance_Check(holder)) {
         is_attributes = false;
       } else if (PythonFrame* const frame = frame_in(holder)) {
-        keeper = ", which " + std::string(has_traceback ? "the traceback of " : "") + name.text() +
-                 " keeps" + keeper;
+        keeper = ", which " + std::string(has_traceback ? "the traceback of " : "") + name.text() + " keeps" + keeper;
         has_traceback = false;
         const int slot = variable_of(frame, held);
         name.path = slot < 0 ? "a value" : variable_name(code_object(frame), slot);

@@ -31,8 +31,7 @@ std::vector<LiveBlock> LiveTable::collect(SpinLock& writer_lock) const {
       if (block.state != kUnused && block.epoch != epoch_) live.push_back(block);
     }
   }
-  std::sort(live.begin(), live.end(),
-            [](const LiveBlock& a, const LiveBlock& b) { return a.address < b.address; });
+  std::sort(live.begin(), live.end(), [](const LiveBlock& a, const LiveBlock& b) { return a.address < b.address; });
   return live;
 }
 

@@ -48,8 +48,7 @@ auto load(const std::string& path, const char* symbol, uint32_t abi) {
 
 bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
   std::lock_guard lock(g_mutex);
-  const pytracer_hook* hook =
-      load<pytracer_hook_entry>(path, PYTRACER_HOOK_SYMBOL, PYTRACER_HOOK_ABI);
+  const pytracer_hook* hook = load<pytracer_hook_entry>(path, PYTRACER_HOOK_SYMBOL, PYTRACER_HOOK_ABI);
   const bool cpu = std::strcmp(hook->backend, "cpu") == 0;
   const bool host = std::strcmp(hook->backend, "host") == 0;
   const pytracer_hook*& attached = g_attached[cpu ? 0 : host ? 2 : 1];

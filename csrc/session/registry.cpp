@@ -48,8 +48,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
   std::vector<std::shared_ptr<DeviceLog>> logs = logs_;
   resources.stacks = stacks_ ? stacks_ : std::make_shared<StackTable>(options.max_stack_bytes, box_);
   for (const int device : options.devices) {
-    const auto found = std::find_if(logs.begin(), logs.end(),
-                                    [&](const auto& log) { return log->device() == device; });
+    const auto found = std::find_if(logs.begin(), logs.end(), [&](const auto& log) { return log->device() == device; });
     if (found != logs.end()) {
       resize_ring(**found, std::max(options.max_entries, (*found)->max_entries()));
       resources.logs.push_back(*found);

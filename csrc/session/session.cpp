@@ -29,8 +29,7 @@ Session::Wish Session::wish(int device) const noexcept {
   const auto& devices = options_.devices;
   if (std::find(devices.begin(), devices.end(), device) == devices.end()) return {};
   // Without history nobody sees the stacks of frees.
-  const Context context =
-      mode_ == Mode::on ? options_.context : std::min(options_.context, Context::alloc);
+  const Context context = mode_ == Mode::on ? options_.context : std::min(options_.context, Context::alloc);
   return {mode_, paused_ ? Context::none : context, options_.stack_depth, options_.max_entries,
           options_.forward_stacks};
 }

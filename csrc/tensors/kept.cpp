@@ -24,6 +24,8 @@ struct DLTensor {
 };
 constexpr int32_t kDLCPU = 1;
 
+constexpr uint64_t kSmallPart = 1000;  // of the live memory
+
 class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
@@ -108,14 +110,20 @@ class KeptSearch {
            place.second < std::prev(next)->second;
   }
 
-  // Whether a live block may have neither an owner nor a tensor whose holder is searched.
-  bool has_unexplained() const {
-    return !options_.has_all_blocks ||
-           std::any_of(options_.blocks.begin(), options_.blocks.end(), [this](const auto& block) {
-             const auto target = ends_.lower_bound(block.first);
-             if (target != ends_.end() && target->first < StorageBegin(block.first.first, block.second)) return false;
-             return !covers(options_.owned, block.first);
-           });
+  // Whether live blocks may have neither an owner nor a tensor whose holder is searched. A part of the memory that
+  // is too small to matter is not worth a look at all objects: the inputs and the loss of a training.
+  bool has_unexplained() {
+    if (!options_.has_all_blocks) return true;
+    uint64_t all = 0, open = 0;
+    for (const auto& [begin, end] : options_.blocks) {
+      const auto target = ends_.lower_bound(begin);
+      const bool is_searched = target != ends_.end() && target->first < StorageBegin(begin.first, end);
+      all += end - begin.second;
+      open += is_searched || covers(options_.owned, begin) ? 0 : end - begin.second;
+    }
+    const bool is_enough = open > all / kSmallPart;
+    kept_.has_all = kept_.has_all && (is_enough || open == 0);
+    return is_enough;
   }
 
   bool is_wanted(const StorageBegin& begin) const {

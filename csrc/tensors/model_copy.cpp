@@ -106,8 +106,7 @@ py::dict ModelCopy::tensors_of(PyObject* module, const char* kind, TensorRole ro
   }
   // Of a script, whose tensors C++ has.
   PyObject* const in_torch = own_attribute(tensors, "_c");
-  const py::object items =
-      in_torch != nullptr ? stolen(PyObject_CallMethod(in_torch, "items", nullptr)) : py::object();
+  const py::object items = in_torch != nullptr ? stolen(PyObject_CallMethod(in_torch, "items", nullptr)) : py::object();
   if (!items) return found;
   for (Py_ssize_t i = 0; PyList_Check(items.ptr()) && i < PyList_GET_SIZE(items.ptr()); ++i) {
     PyObject* const pair = PyList_GET_ITEM(items.ptr(), i);

@@ -172,8 +172,7 @@ TensorReader::Result TensorReader::read(PyObject* tensor, std::vector<TensorMemo
   }
   if (!to_number(get(nbytes_, tensor), memory.size)) return Result::unknown;
   if (memory.size == 0) return Result::without;
-  if (!to_number(get(storage_offset_, tensor), offset) ||
-      !to_number(get(element_size_, tensor), element_size)) {
+  if (!to_number(get(storage_offset_, tensor), offset) || !to_number(get(element_size_, tensor), element_size)) {
     return Result::unknown;
   }
   memory.begin = memory.address - offset * element_size;

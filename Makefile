@@ -8,8 +8,7 @@ TORCH ?= torch==2.13.0
 # GPU, no NPU and none of their libraries (csrc/devices/README.md).
 ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
-TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
-	torch-npu==2.13.0 torch-npu==2.14.0
+TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 torch-npu==2.13.0 torch-npu==2.14.0
 # Of these, all but the first run only where what depends on a device has changed since they passed, and in
 # `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with.
 ALWAYS := cuda-2.12.1
@@ -72,8 +71,7 @@ test-viewers: wheel
 	curl -sSfo build/process_alloc_data.js \
 		https://raw.githubusercontent.com/pytorch/pytorch/main/torch/utils/viz/process_alloc_data.js
 	.venv/bin/pip $(INSTALL) pandas altair omegaconf tabulate
-	PYTHONPATH=build/mosaic MEMORY_VIZ_JS=build/process_alloc_data.js \
-		.venv/bin/pytest tests/core/test_published_viewers.py
+	PYTHONPATH=build/mosaic MEMORY_VIZ_JS=build/process_alloc_data.js .venv/bin/pytest tests/core/test_published_viewers.py
 
 # More files than `make test` has, and others each time; a file that fails is named by its seed.
 fuzz: wheel

@@ -72,6 +72,7 @@ def kept_tensors(
     unnamed: list[str],
     roots: list[ref[Any]],
     models: dict[tuple[int, int], str],
+    least_part: float,
 ) -> dict[str, Any]: ...
 
 # Has the main thread call `call` once, soon after the first event whose stack has this code object.

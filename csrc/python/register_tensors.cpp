@@ -100,17 +100,19 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
 // See tensors/kept.h. `kinds`: the classes of torch.utils.checkpoint's regions, modules and optimizers; None: not
 // imported. Each of `owned` is (address, bytes, device). `session`, or None, knows live blocks: all, if a device has
 // `allocated` as many bytes. `graph_passes`: graphs are read if no more other threads run a backward pass; None: they
-// are not read. `models`: of parameters that no optimizer has.
+// are not read. `models`: of parameters that no optimizer has. Nothing is looked at if `least_part` of the live memory,
+// or less, has no owner.
 py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& kinds, const py::list& owned,
                       const std::set<int>& devices, Session* session, const std::map<int, uint64_t>& allocated,
                       const std::optional<size_t>& graph_passes, size_t nodes, double graph_seconds, size_t tensors,
                       size_t looked, bool has_hidden, double seconds, const std::vector<std::string>& hidden,
                       const std::vector<std::string>& unnamed, const py::list& roots,
-                      const std::map<StorageBegin, std::string>& models) {
+                      const std::map<StorageBegin, std::string>& models, double least_part) {
   std::map<int, std::vector<LiveBlock>> live;
   if (session != nullptr) live = outside_gil([&] { return session->live_blocks(); });
-  KeptOptions options{{}, models, devices, session != nullptr, {}, false, {nodes, graph_seconds}, tensors, looked,
-                      has_hidden, {seconds}, {hidden, unnamed}, {}, kinds[0].ptr(), kinds[1].ptr(), kinds[2].ptr()};
+  KeptOptions options{{}, models, devices, session != nullptr, least_part, {}, false, {nodes, graph_seconds}, tensors,
+                      looked, has_hidden, {seconds}, {hidden, unnamed}, {}, kinds[0].ptr(), kinds[1].ptr(),
+                      kinds[2].ptr()};
   for (const int device : devices) {
     uint64_t bytes = 0;
     for (const LiveBlock& each : live[device]) {

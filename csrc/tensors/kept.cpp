@@ -24,8 +24,6 @@ struct DLTensor {
 };
 constexpr int32_t kDLCPU = 1;
 
-constexpr uint64_t kSmallPart = 1000;  // of the live memory
-
 class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
@@ -114,14 +112,14 @@ class KeptSearch {
   // is too small to matter is not worth a look at all objects: the inputs and the loss of a training.
   bool has_unexplained() {
     if (!options_.has_all_blocks) return true;
-    uint64_t all = 0, open = 0;
+    uint64_t all = 0, open = 0;  // bytes
     for (const auto& [begin, end] : options_.blocks) {
       const auto target = ends_.lower_bound(begin);
       const bool is_searched = target != ends_.end() && target->first < StorageBegin(begin.first, end);
       all += end - begin.second;
       open += is_searched || covers(options_.owned, begin) ? 0 : end - begin.second;
     }
-    const bool is_enough = open > all / kSmallPart;
+    const bool is_enough = static_cast<double>(open) > options_.least_part * static_cast<double>(all);
     kept_.has_all = kept_.has_all && (is_enough || open == 0);
     return is_enough;
   }

@@ -55,7 +55,8 @@ struct KeptOptions {
   Ranges owned;  // memory with an owner
   std::map<StorageBegin, std::string> models;  // of parameters that no optimizer has
   std::set<int> devices;
-  bool has_all_blocks;  // if each block has an owner, nothing is looked at
+  bool has_all_blocks;  // if the memory without an owner is at most this part of it, nothing is looked at
+  double least_part;
   Ranges blocks;        // that live, sorted
   bool reads_graphs;       // no other thread runs a backward pass
   GraphBounds graphs;

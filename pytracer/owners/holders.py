@@ -32,6 +32,9 @@ MAX_NODES = 8_000
 MAX_GRAPH_SECONDS = 0.2
 """The same for the time in which graphs are read."""
 
+LEAST_PART = 0.001
+"""The part of the live memory that has no owner if a search is worth its time: inputs have less."""
+
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h
 _NO_TENSOR = "no Python tensor"  # csrc/holders/roots.h
@@ -45,9 +48,9 @@ class HoldersNow:
     """The holders of tensors at one moment.
 
     In the memory `owned` (address, bytes, device), only graphs are looked for. If `session`
-    knows all live blocks, and each has an owner, nothing is looked for. `roots` are models and
-    optimizers, and of each whether the list or dict that keeps it is wanted, too. `models` are
-    those of parameters that no optimizer has.
+    knows all live blocks, and nearly all memory has an owner, nothing is looked for. `roots` are
+    models and optimizers, and of each whether the list or dict that keeps it is wanted, too.
+    `models` are those of parameters that no optimizer has.
 
     Attributes:
         saved: What graphs keep without an owner: address, bytes, device, name; the name ends
@@ -92,6 +95,7 @@ class HoldersNow:
             unnamed,
             [reference for reference, _ in roots.values()],
             models,
+            LEAST_PART,
         )
         self.saved = now["saved"]
         self.unsearched, self.unread = now["unsearched"], now["unread"]

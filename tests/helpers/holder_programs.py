@@ -61,7 +61,7 @@ def holder(seconds: float = 10.0, *hidden: str) -> str:
 
 def holders(seconds: float, *hidden: str) -> dict[tuple[int, int], str]:
     """Return who holds the tensors of the CPU, by the device and the address."""
-    options: Any = None, 0, 0.0, 100_000, 100_000, False, seconds, [*hidden], [TORCH], [], {}
+    options: Any = None, 0, 0.0, 100_000, 100_000, False, seconds, [*hidden], [TORCH], [], {}, 0
     found = _core.kept_tensors(torch, (None, None, None), [], {-1}, None, {}, *options)
     return dict(found["holders"])
 

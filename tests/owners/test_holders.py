@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from holder_programs import Trainer
@@ -393,6 +394,22 @@ def test_what_was_not_searched_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         command = [sys.executable, "-m", "pytracer", "show", path, "--all"]
         shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
         assert told.removeprefix("the") in " ".join(shown.stdout.split())
+
+
+@pytest.mark.parametrize(("part", "found"), [(0.001, ""), (0.0, "kept[0] of ")])
+def test_little_memory_is_not_searched(
+    part: float, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a model of 4 MB, and 400 bytes in a list, all recorded
+    monkeypatch.setattr(holders, "LEAST_PART", part)
+    with Tracer(device="cpu") as tracer:
+        kept, _model = [torch.ones(100)], torch.nn.Linear(1000, 1000)
+        tracer.dump(tmp_path / "file")
+    # THEN the list is named only if so little matters
+    snapshot = load(tmp_path / "file")
+    (row,) = np.flatnonzero(snapshot.blocks.requested_bytes == kept[0].nbytes)
+    assert snapshot.strings[snapshot.blocks.holder[row]].startswith(found)
+    assert bool(snapshot.blocks.holder[row]) == bool(found)
 
 
 STOPPED = """

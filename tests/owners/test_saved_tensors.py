@@ -268,7 +268,7 @@ def saved_now(nodes: int) -> tuple[set[int], bool]:
     """Return the addresses of what graphs keep, and whether all were read."""
     kinds = None, None, None
     now = _core.kept_tensors(
-        torch, kinds, [], {-1}, None, {}, 0, nodes, 60.0, 0, 0, False, 0.0, [], [], [], {}
+        torch, kinds, [], {-1}, None, {}, 0, nodes, 60.0, 0, 0, False, 0.0, [], [], [], {}, 0
     )
     return {address for address, *_ in now["saved"]}, now["has_all_graphs"]
 

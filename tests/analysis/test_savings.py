@@ -12,7 +12,7 @@ from pytracer.analysis.blocks import held_at
 from pytracer.analysis.categories import CategoryUsage, Owner, categories_of
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.oom.savings import lowering, recomputed_bytes
-from pytracer.analysis.oom.unfinished_pass import Unfinished, unfinished
+from pytracer.analysis.oom.unfinished_pass import Unfinished, layers_of, unfinished
 from pytracer.analysis.ooms import out_of_memories
 from pytracer.reading import load
 from pytracer.simulator.trials import try_settings
@@ -231,16 +231,14 @@ def test_the_states_of_an_optimizer() -> None:
     assert progress_of(program) is None
 
 
-@pytest.mark.parametrize(("last_kib", "is_known"), [(22, True), (23, False)])
-def test_layers_whose_parameters_are_alike(last_kib: int, is_known: bool) -> None:
-    program = Program()
-    for number in range(8):
-        size = last_kib if number == 7 else 20
-        address = program.alloc(size * KIB, ("model.py", "__init__", 1))
-        program.own(address, "parameter", "module", f"layers.{number}.weight")
-    for _ in range(3):
-        layer(program)
-    assert (progress_of(program) is not None) == is_known
+@pytest.mark.parametrize(
+    ("kib", "last_kib", "is_known"),
+    [(20, 22, True), (20, 23, False), (2048, 3276, True), (2048, 3277, False)],
+)
+def test_layers_whose_parameters_are_alike(kib: int, last_kib: int, is_known: bool) -> None:
+    sizes = {f"layers.{number}.weight": kib * KIB for number in range(7)}
+    found = layers_of({**sizes, "layers.7.weight": last_kib * KIB})
+    assert found == (("layers", 8) if is_known else None)
 
 
 @pytest.mark.parametrize(("head_kib", "is_known"), [(16, True), (17, False)])

@@ -204,7 +204,7 @@ def reference_of_dpo() -> None:
     policy = mlp(*[512, 2048] * 6, 512)
     reference, optimizer = copy.deepcopy(policy), adamw(policy)
     for _ in range(4):
-        x = rows(2048, 512)
+        x = rows(2000, 512)
         with torch.set_grad_enabled(not FIXED):
             target = reference(x)
         train(optimizer, policy(x) - target)

@@ -183,13 +183,13 @@ class Mixer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
-        return x + self.out((q @ k.transpose(1, 2)).softmax(-1) @ v)
+        return x + self.out((q @ k.transpose(1, 2)).sigmoid() @ v / len(v[0]))
 
 
-@runs_out("fragmented", do="expandable_segments:True", mib=600, helped=EXPANDS)
+@runs_out("fragmented", do="expandable_segments:True", mib=580, helped=EXPANDS)
 def attention_of_very_different_lengths() -> None:
     """Batches of very different lengths leave pieces, which would be enough if they were joined."""
-    random.seed(1)
+    random.seed(14)
     model = nn.Sequential(*(Mixer() for _ in range(4))).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(55):

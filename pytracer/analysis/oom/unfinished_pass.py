@@ -23,7 +23,8 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")  # of a layer, in the name of a 
 _LEAST_STARTED = 3
 """The least number of layers that have begun: two that keep the same show what all keep."""
 
-_ALIKE = 1.1  # the most by which the parameters of one layer are more than those of another
+_ALIKE = 1.1  # the most by which the parameters of one layer are more than those of another,
+_REST = 1 << 20  # apart from what a block over 1 MiB may have more than its request
 
 _LEAST_OF_MODEL = 0.5  # the least part of the parameters that the layers have
 
@@ -157,9 +158,9 @@ def layers_of(parameters: dict[str, int]) -> tuple[str, int] | None:
             for begin in range(0, len(parts), period)
         ]
         # At most one list has more than half of the parameters, apart from those inside of it.
-        if sum(sizes) < _LEAST_OF_MODEL * total:
+        if sum(sizes) < _LEAST_OF_MODEL * total or len(sizes) <= _LEAST_STARTED:
             continue
-        if max(sizes) <= _ALIKE * min(sizes) and len(sizes) > _LEAST_STARTED:
+        if max(sizes) <= _ALIKE * min(sizes) + _REST * (min(sizes) > _REST):
             return name.rstrip(".") or "of the model", len(sizes)
     return None
 

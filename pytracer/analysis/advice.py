@@ -176,13 +176,10 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
     asked = facts.oom.requested_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
     if reasons.TOO_LARGE in kinds and may_be_rounded(data.snapshot, asked):
-        found.append(
-            _do(f"remove roundup_power2_divisions: it rounds requests up to {size(asked)}")
-        )
-    elif reasons.TOO_LARGE in kinds and 2 * asked > total:
-        why = (
-            f"this line asks for {size(asked)} at once: look at its shapes, or compute it in parts"
-        )
+        why = "remove roundup_power2_divisions: it may have rounded a smaller request up to"
+        found.append(_do(f"{why} {size(asked)}"))
+    if reasons.TOO_LARGE in kinds and 2 * asked > total:
+        why = f"this line asks for {size(asked)}: look at its shapes, or compute it in parts"
         found.append(_do(why))
     texts = lowering(
         facts.categories,
@@ -322,9 +319,8 @@ def _of_models(facts: Facts) -> list[Suggestion]:
         owned = each.size_bytes - each.unknown_bytes - each.activation_bytes
         is_much = each.steps > 1 and owned >= _MUCH_OF_ITEMS * held_bytes
         if is_much and ITEM in outermost_name(each.name):
-            return [
-                _do(look_at(each.name, f", which keeps {size(owned)} of models and optimizers"))
-            ]
+            keeps = f", which keeps {size(owned)} of models and optimizers"
+            return [_do(look_at(each.name, keeps))]
     return []
 
 

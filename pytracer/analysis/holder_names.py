@@ -128,7 +128,7 @@ def look_at(holder: str, keeps: str = "", *, is_graph: bool = False) -> str:
     if _OF_EXCEPTION in holder:
         how = "store its text, or drop it with error.with_traceback(None)"
     elif is_graph:
-        how = "it keeps the graph of each step. Store .item() or .detach(), or call backward()"
+        how = "it keeps each step's graph. Store .item() or .detach(), or call backward() on each"
     elif "_lru_cache" in outer:
         how = "give it a maxsize, or call cache_clear()"
     return f"look at {marked(outer)}{keeps}: {how}"

@@ -34,7 +34,7 @@ _ITEM = re.compile(
 _ATTRIBUTES = re.compile(r"(?:\.\w+)+")
 _OF_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _BEFORE = "(^|which |perhaps |traceback of |cycle of |model's )"
-_NAMED = re.compile(rf"{_BEFORE}(\w+(?:\.[\w…]+|\.?(?:{_ITEM.pattern})| \([^)]*\))*)(?= of |, |$)")
+_NAMED = re.compile(rf"{_BEFORE}(\w+(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern})| \([^)]*\))*)(?= of |, |$)")
 """Each path in the text of a holder, and what comes before it."""
 _BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 

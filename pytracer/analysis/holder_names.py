@@ -34,7 +34,9 @@ _ITEM = re.compile(
 _ATTRIBUTES = re.compile(r"(?:\.\w+)+")
 _OF_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _BEFORE = "(^|which |perhaps |traceback of |cycle of |model's )"
-_NAMED = re.compile(rf"{_BEFORE}(\w+(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern})| \([^)]*\))*)(?= of |, |$)")
+_NAMED = re.compile(
+    rf"{_BEFORE}(\w+(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern})| \([^)]*\))*)(?= of |, |$)"
+)
 """Each path in the text of a holder, and what comes before it."""
 _BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 
@@ -124,7 +126,7 @@ def look_at(holder: str, keeps: str = "", *, is_graph: bool = False) -> str:
     `keeps`: how much it keeps, as a clause, or "".
     """
     outer = outermost_name(holder)
-    how = "drop what is no longer needed, or move it off the device with .cpu()"
+    how = "drop what is not used any more, or move it off the device with .cpu()"
     if _OF_EXCEPTION in holder:
         how = "store its text, or drop it with error.with_traceback(None)"
     elif is_graph:

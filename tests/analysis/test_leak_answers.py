@@ -191,7 +191,7 @@ def test_what_keeps_the_rest_of_a_leak(parts: int, second: str, is_named: bool) 
     # THEN what keeps the rest is named if that is a quarter
     device = observed(step)
     expected = (
-        "look at `preds[…]` of main() and `target[…]` of main(): drop what is no longer needed"
+        "look at `preds[…]` of main() and `target[…]` of main(): drop what is not used any more"
     )
     assert remedy(leaks_of(device)).startswith(expected) == (is_named and parts < 4)
     text = "kept by `preds[…]` of main() and by `target[…]` of main()."

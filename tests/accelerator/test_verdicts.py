@@ -234,7 +234,7 @@ def test_how_far_a_forward_pass_was(backend: str, tmp_path: Path) -> None:
         assert "The forward pass was in layer 6 of 12 (layers), and each keeps 576 MiB" in text
         assert explanation.oom is not None
         assert explanation.oom.sample is not None
-        (more,) = re.findall(r"about ([\d.]+) GiB more are needed", text)
+        (more,) = re.findall(r"needs about ([\d.]+) GiB more", text)
         needs = explanation.oom.sample.allocated_bytes + float(more) * 2**30
         assert needs == pytest.approx(peak, rel=0.02)
         # AND the part of the batch that fits, with which the program passes

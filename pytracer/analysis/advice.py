@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from pytracer.analysis.allocator_rules import may_be_rounded
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import (
     AUTOCAST,
@@ -85,6 +86,10 @@ class Suggestion:
         return f"{evidence}{self.why}".rstrip()
 
 
+def _do(what: str) -> Suggestion:
+    return Suggestion("", f"{sentence(what)}.")
+
+
 def is_much_unallocated(sample: UsageSample) -> bool:
     """Return whether a large part of the reserved memory is not allocated."""
     return sample.fragmentation_bytes > max(sample.reserved_bytes // 5, 256 * 2**20)
@@ -107,7 +112,7 @@ def advise_after_oom(
         if kinds >= {reasons.LEAK, reasons.FRAGMENTED} and best is not None and best.is_proven:
             suggestions.append(_of_setting(data, best, leaks.bytes_per_step))
     elif reasons.KEPT_GROWING in kinds and facts.growth is not None:
-        return [Suggestion("", f"{sentence(remedy([facts.growth]))}."), *lower]
+        return [_do(remedy([facts.growth])), *lower]
     else:
         is_too_little = kinds <= _HELD or (reasons.UNKNOWN in kinds and facts.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
@@ -162,22 +167,20 @@ def _proof(facts: Facts, kind: str) -> str:
 def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
     found: list[Suggestion] = []
+    simulation = facts.simulation if kinds <= _HELD | {reasons.UNKNOWN} else None
     if kinds <= _HELD | {reasons.UNKNOWN}:
         found += (Suggestion("", why) for why in facts.avoidable)
     found += _of_kinds(data, facts, kinds)
-    fitting = None
-    if kinds <= _HELD | {reasons.UNKNOWN} and facts.simulation is not None:
-        fitting = facts.simulation.fitting_bytes()
-    if fitting is not None:
-        why = f"Simulated: an input fits for which this line requests at most {size(fitting)}."
-        found.append(Suggestion("", why))
+    if simulation is not None and (fitting := simulation.fitting_bytes()) is not None:
+        found.append(_do(f"simulated: an input fits if this line requests at most {size(fitting)}"))
     asked = facts.oom.requested_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
+    if reasons.TOO_LARGE in kinds and may_be_rounded(data.snapshot, asked):
+        why = "remove roundup_power2_divisions: it may have rounded a smaller request up to"
+        found.append(_do(f"{why} {size(asked)}"))
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
-        why = (
-            f"This line asks for {size(asked)} at once: look at its shapes, or compute it in parts."
-        )
-        found.append(Suggestion("", why))
+        why = f"this line asks for {size(asked)}: look at its shapes, or compute it in parts"
+        found.append(_do(why))
     texts = lowering(
         facts.categories,
         facts.progress,
@@ -199,7 +202,7 @@ def advise_at_peak(data: DeviceData, found: Any, recomputed_bytes: int) -> list[
     leaks = found.leaks if found.has_leak else None
     suggestions = [] if leaks is None else _of_leak(path, leaks)
     if found.growth is not None:
-        suggestions.append(Suggestion("", f"{sentence(remedy([found.growth]))}."))
+        suggestions.append(_do(remedy([found.growth])))
     if found.host is not None and leaks is None:
         suggestions += _of_host(data, found.host)
     if found.pinned is not None:
@@ -242,9 +245,7 @@ def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
     why = "Shows each line whose memory is kept from step to step."
     found = leaks_of(leaks)
-    by_name = (
-        [Suggestion("", f"{sentence(remedy(found))}.")] if tells_keeper(holder_of(found)) else []
-    )
+    by_name = [_do(remedy(found))] if tells_keeper(holder_of(found)) else []
     return [*by_name, Suggestion(f"pytracer show {path} --leaks", why)]
 
 
@@ -298,15 +299,14 @@ def _of_items(data: DeviceData, facts: Facts, least: float) -> list[Suggestion]:
         return []
     name, is_failed = most.name, is_of_failure(data)
     if name.startswith(LIKELY) and not name.endswith(AUTOCAST):  # a pass may need its copies
-        return [Suggestion("", f"{sentence(likely_remedy(name))}.")]
+        return [_do(likely_remedy(name))]
     if is_garbage(name) or is_failed(name) or is_of_forward(name) or not tells_where(name):
         return []
     is_graph = 2 * most.activation_bytes > size_bytes
     outer = outermost_name(name)
     if ITEM not in outer and INSIDE not in outer and not (is_graph and is_variable(outer)):
         return []
-    text = look_at(name, size(size_bytes), is_graph=is_graph)
-    return [Suggestion("", f"{sentence(text)}.")]
+    return [_do(look_at(name, f", which keeps {size(size_bytes)}", is_graph=is_graph))]
 
 
 def _of_models(facts: Facts) -> list[Suggestion]:
@@ -319,8 +319,8 @@ def _of_models(facts: Facts) -> list[Suggestion]:
         owned = each.size_bytes - each.unknown_bytes - each.activation_bytes
         is_much = each.steps > 1 and owned >= _MUCH_OF_ITEMS * held_bytes
         if is_much and ITEM in outermost_name(each.name):
-            text = look_at(each.name, f"{size(owned)} of models and optimizers", is_graph=False)
-            return [Suggestion("", f"{sentence(text)}: drop those that are not used any more.")]
+            keeps = f", which keeps {size(owned)} of models and optimizers"
+            return [_do(look_at(each.name, keeps))]
     return []
 
 

@@ -31,7 +31,6 @@ def allocator_rules(
     is_whole = snapshot.backend(device) in ("cpu", "host")
     actions = snapshot.traces[device].action
     expandable = snapshot.segments.is_expandable
-    divisions = settings.get("roundup_power2_divisions")
     max_split = _integer(settings.get("max_split_size"))
     rules: dict[str, Any] = {
         "has_pools": not is_whole,
@@ -42,12 +41,7 @@ def allocator_rules(
             or np.any(expandable[segments])
         ),
         "max_split_bytes": max_split if 0 < max_split < UNLIMITED else UNLIMITED,
-        "divisions": [
-            min(max(_integer(divisions.get(str(2**i))), 0), 2**32)
-            if isinstance(divisions, dict)
-            else 0
-            for i in range(INTERVALS)
-        ],
+        "divisions": _divisions(snapshot),
     }
     if is_whole:
         return rules | {
@@ -85,6 +79,17 @@ def allocator_rules(
         "aligns": is_npu,
         "are_known": not has_requested or not np.any(unlikely),
     }
+
+
+def may_be_rounded(snapshot: Snapshot, size_bytes: int) -> bool:
+    """Return whether the settings round some smaller requests up to a size."""
+    return bool(_rounded(np.array(size_bytes - 512), _divisions(snapshot)) == size_bytes)
+
+
+def _divisions(snapshot: Snapshot) -> list[int]:
+    found = snapshot.allocator_settings.get("roundup_power2_divisions")
+    values = found if isinstance(found, dict) else {}
+    return [min(max(_integer(values.get(str(2**i))), 0), 2**32) for i in range(INTERVALS)]
 
 
 def _rounded(size: Column, divisions: list[int]) -> Column:

@@ -66,10 +66,10 @@ class Line:
 
     @property
     def amount(self) -> str:
-        """The bytes before the text, as in "1 MiB, a segment of 2 MiB"; "" for none."""
+        """The bytes before the text, as in "1 MiB, needs a new segment of 2 MiB"; "" for none."""
         amount = "" if self.size_bytes is None else size(self.size_bytes)
         segment = self.segment_bytes
-        return amount if segment is None else f"{amount}, a segment of {size(segment)}"
+        return amount if segment is None else f"{amount}, needs a new segment of {size(segment)}"
 
 
 @dataclass(frozen=True)

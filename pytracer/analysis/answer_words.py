@@ -139,7 +139,7 @@ def _where(explanation: Explanation) -> str:
 def _of_oom(explanation: Explanation) -> Answer:
     oom, kinds = explanation.oom, [verdict.kind for verdict in explanation.verdicts]
     assert oom is not None
-    verdict = f"OUT OF MEMORY: {' and '.join(REASONS[kind] for kind in kinds)}"
+    verdict = f"OUT OF MEMORY: {'; '.join(REASONS[kind] for kind in kinds)}"
     asked = chain_text(oom.call_site, shown_callers(oom.call_site, oom.callers))
     if oom.library_error is None:
         requested, segment = oom.requested_bytes, oom.segment_bytes

@@ -33,6 +33,11 @@ _ITEM = re.compile(
 )
 _ATTRIBUTES = re.compile(r"(?:\.\w+)+")
 _OF_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_BEFORE = "(^|which |perhaps |traceback of |cycle of |model's )"
+_NAMED = re.compile(
+    rf"{_BEFORE}(\w+(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern})| \([^)]*\))*)(?= of |, |$)"
+)
+"""Each path in the text of a holder, and what comes before it."""
 _BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 
 
@@ -98,31 +103,37 @@ def outermost_name(holder: str) -> str:
     return named.rpartition(", which ")[2].removesuffix(" keeps")
 
 
+def marked(holder: str) -> str:
+    """Return a holder for people, as in "`losses[…]` of main()": the names are in backticks."""
+    text = _NAMED.sub(r"\1`\2`", holder)
+    return re.sub(r"`([^`]+?) \(inside a _lru_cache[^`]*`", r"the lru_cache of `\1`", text)
+
+
 def kept_by_text(holder: str) -> str:
-    """Return a clause about what keeps memory, as in "kept by losses[…] of main()"."""
+    """Return a clause about what keeps memory, as in "kept by `losses[…]` of main()"."""
     if holder.startswith(NO_TENSOR):
-        return holder.replace(NO_TENSOR, f"{NO_TENSOR} keeps it")
+        return marked(holder).replace(NO_TENSOR, f"{NO_TENSOR} keeps it")
     if holder == TEMPORARY:
         return "kept by running code"
     if holder.startswith(UNTIL):
         return f"kept {holder}"
-    return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
+    return f"kept by {marked(_OF_LAST.sub(', which the last uncaught exception keeps', holder))}"
 
 
-def look_at(holder: str, what: str, *, is_graph: bool) -> str:
-    """Return what to do about memory that an object keeps, without capital and full stop."""
-    text = f"look at {outermost_name(holder)}, which keeps {what}"
+def look_at(holder: str, keeps: str = "", *, is_graph: bool = False) -> str:
+    """Return what to do about memory that an object keeps, without capital and full stop.
+
+    `keeps`: how much it keeps, as a clause, or "".
+    """
+    outer = outermost_name(holder)
+    how = "drop what is not used any more, or move it off the device with .cpu()"
     if _OF_EXCEPTION in holder:
-        text += ". A traceback keeps the local variables of the functions that failed: store its "
-        text += "text, or drop it with error.with_traceback(None)"
-    elif is_graph and is_variable(holder):
-        text += (
-            ". A sum of losses keeps the graph of each loss: add loss.item(), or call backward() "
-        )
-        text += "on each. A hidden state keeps its graph until detach()"
+        how = "store its text, or drop it with error.with_traceback(None)"
     elif is_graph:
-        text += ". A loss or a hidden state keeps its graph: store loss.item() or state.detach()"
-    return text
+        how = "it keeps each step's graph. Store .item() or .detach(), or call backward() on each"
+    elif "_lru_cache" in outer:
+        how = "give it a maxsize, or call cache_clear()"
+    return f"look at {marked(outer)}{keeps}: {how}"
 
 
 _OF_LIKELY = {
@@ -136,7 +147,7 @@ _OF_LIKELY = {
 def likely_remedy(holder: str) -> str:
     """Return what to do about memory that C++ keeps, without capital and full stop."""
     likely = holder.removeprefix(LIKELY)
-    return _OF_LIKELY.get(likely, f"look at {likely}: a future keeps its result")
+    return _OF_LIKELY.get(likely, f"look at {marked(likely)}: a future keeps its result")
 
 
 def has_holders(snapshot: Snapshot) -> bool:
@@ -201,7 +212,7 @@ def outermost(holder: str) -> str:
 
 def _without_attributes(holder: str) -> str:
     path, of, place = holder.partition(" of ")
-    path = "variables" if _OF_EXCEPTION in place else _ATTRIBUTES.sub(".…", path)
+    path = "the variables" if _OF_EXCEPTION in place else _ATTRIBUTES.sub(".…", path)
     return path + of + place
 
 

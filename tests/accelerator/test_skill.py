@@ -20,7 +20,7 @@ EXPANDS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 # By program: a part of the advice, a part of what looking further finds, and the fix.
 PLANTED = {
-    "running_loss": ("Look at running", '"name": "running_loss"', {"REMEDY": "1"}),
+    "running_loss": ("Look at `running`", '"name": "running_loss"', {"REMEDY": "1"}),
     "errors_are_kept": ("failures[…]", "failures[…]", {"REMEDY": "1"}),
     "varying_lengths": ("expandable_segments:True", "expandable_segments:True", EXPANDS),
     "shared_card_with_a_limit": ("Raise or remove the limit", "", {"REMEDY": "1"}),

@@ -131,7 +131,7 @@ def test_memory_of_others(backend: str, tmp_path: Path, is_silent: bool) -> None
     assert kinds(explanation) == [OTHERS]
     text = explanation.verdicts[0].text
     # Of this process, the simulated driver counts 300 MiB that are not used memory of the device.
-    assert ("other processes hold 2.207 GiB" in text) == (not is_silent)
+    assert ("Other processes hold 2.207 GiB" in text) == (not is_silent)
     assert ("is unknown, because the driver" in text) == is_silent
     # AND the program passes without that process
     assert run(backend, tmp_path, "neighbour") == {"neighbour": "passed"}
@@ -140,7 +140,7 @@ def test_memory_of_others(backend: str, tmp_path: Path, is_silent: bool) -> None
 REMEDIES = {
     "garbage": (
         GARBAGE,
-        "objects that refer to each other, and that nothing else refers to, keep 3.418 GiB.",
+        "Objects that refer to each other, and that nothing else refers to, keep 3.418 GiB.",
         "gc.collect() would free 3.418 GiB: objects that refer to each other keep them",
     ),
     "retry": (
@@ -150,7 +150,7 @@ REMEDIES = {
     ),
     "longest_batch": (
         LARGER_INPUT,
-        "in the 4 steps before, this line requested at most 45 MiB at once, and now 450 MiB,",
+        "In the 4 steps before, this line requested at most 45 MiB at once, and now 450 MiB,",
         "Limit the size of one step's input, such as its longest sequence, or divide it.",
     ),
     "concatenated": (
@@ -234,7 +234,7 @@ def test_how_far_a_forward_pass_was(backend: str, tmp_path: Path) -> None:
         assert "The forward pass was in layer 6 of 12 (layers), and each keeps 576 MiB" in text
         assert explanation.oom is not None
         assert explanation.oom.sample is not None
-        (more,) = re.findall(r"about ([\d.]+) GiB more are needed", text)
+        (more,) = re.findall(r"needs about ([\d.]+) GiB more", text)
         needs = explanation.oom.sample.allocated_bytes + float(more) * 2**30
         assert needs == pytest.approx(peak, rel=0.02)
         # AND the part of the batch that fits, with which the program passes
@@ -345,9 +345,9 @@ def test_a_leak(backend: str, tmp_path: Path) -> None:
     # THEN only the first one leaks, and the line is named
     leak, innocent = (explained(tmp_path, name) for name in names)
     assert kinds(leak) == [LEAK]
-    assert "60 MiB a step are kept since step 1, from " in leak.verdicts[0].text
+    assert ": 60 MiB a step since step 1. They come from " in leak.verdicts[0].text
     assert "oom_programs.py" in leak.verdicts[0].text
-    assert leak.suggestions[0].why.startswith("Look at kept[…] of train(), which keeps the memory")
+    assert leak.suggestions[0].why.startswith("Look at `kept[…]` of train(): drop what")
     assert leak.suggestions[1].command.endswith(" --leaks")
     assert kinds(innocent) == [TOO_LARGE]
     # AND a larger device helps the second one, but the first one only for some steps

@@ -167,7 +167,7 @@ def test_a_leak_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(tries(path, monkeypatch).values()) == {f"pytracer show {path} --leaks"}
     done = recommend(path)
     assert (done.kind, done.recommended) == ("leak", None)
-    assert done.answer.startswith("Leak: 45 MiB a step")
+    assert done.answer.startswith("Leak: 900 MiB have piled up: 45 MiB a step")
     assert "expandable_segments:True" in done.why
 
 
@@ -222,19 +222,36 @@ def test_a_larger_ring_is_not_advised_where_nothing_was_lost(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("holder", "where"),
     [
-        ("inner of numbers(), which batches of main() keeps", "batches of main()"),
-        ("self.q of load(), which a temporary value of main() keeps", "self.q of load(), which"),
-        ("x of f(), which the traceback of last_exc of module sys keeps", "x of f()"),
+        ("inner of numbers(), which batches of main() keeps", "`batches` of main()"),
+        (
+            "self.q of load(), which a temporary value of main() keeps",
+            "`self.q` of load(), which keeps 2",
+        ),
+        ("x of f(), which the traceback of last_exc of module sys keeps", "`x` of f()"),
     ],
 )
 def test_where_to_look_has_a_name(holder: str, where: str) -> None:
-    assert look_at(holder, "2 GiB", is_graph=False).startswith(f"look at {where}")
+    assert look_at(holder, ", which keeps 2 GiB").startswith(f"look at {where}")
 
 
 def test_the_remedy_fits_what_keeps_graphs() -> None:
-    of_sum = look_at("total of main()", "2 GiB", is_graph=True)
-    of_list = look_at("losses[…] of main()", "2 GiB", is_graph=True)
-    assert "call backward() on each" in of_sum
-    assert of_list.endswith(
-        "A loss or a hidden state keeps its graph: store loss.item() or state.detach()"
+    of_graph = look_at("losses[…] of main()", is_graph=True)
+    assert of_graph.endswith("Store .item() or .detach(), or call backward() on each")
+    cached = look_at("mask (inside a _lru_cache_wrapper)[…] of module a")
+    assert cached == (
+        "look at the lru_cache of `mask` of module a: give it a maxsize, or call cache_clear()"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_rounded"), [({}, False), ({"roundup_power2_divisions": {"512": 2}}, True)]
+)
+def test_a_setting_that_rounds_a_request_up(settings: Any, is_rounded: bool) -> None:
+    # GIVEN a request of 768 MiB, which is too large, and that 514 MiB would be rounded up to
+    program = Program()
+    program.settings = settings
+    program.out_of_memory(768 * MIB, 700 * MIB)
+    (found,) = explain(program.snapshot())
+    # THEN the setting is named
+    told = "Remove roundup_power2_divisions: it may have rounded a smaller request up to 768 MiB."
+    assert (told in [one.why for one in found.suggestions]) == is_rounded

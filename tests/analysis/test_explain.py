@@ -105,12 +105,12 @@ def test_the_lines_of_a_log() -> None:
     assert verdict == "OUT OF MEMORY: the request is too large (cuda:0, step 4)"
     assert asked == "asked: 40 MiB (unknown)"
     assert free.startswith("free: 10 MiB on the device + ")
-    assert why.startswith("why: 40 MiB are more than all free memory")
+    assert why.startswith("why: 40 MiB are more than all that is free")
     assert held == "held: 1.174 MiB at that moment"
     assert lines.startswith(
         "lines: 1.172 MiB model.py:31 forward ← train.py:7 main (0-3 steps old); 2 KiB"
     )
-    assert do.startswith("do: This line asks for 40 MiB at once")
+    assert do.startswith("do: This line asks for 40 MiB: look")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_keeps_half_of_the_bytes_of_a_call_site(
     assert (other.kept_by, model.kept_by) == ("other[…] of main()", expected)
     # AND the log has it
     (lines,) = (line for line in log_lines(answer_of(found)) if line.startswith("lines: "))
-    assert lines.endswith(f"(kept by {expected})" if expected else "forward")
+    assert lines.endswith(f"(kept by `{expected[:9]}` of main())" if expected else "forward")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_what_a_forward_pass_keeps_by_itself_is_not_shown(
     assert found.holders[0].kept_by == (holder if is_shown else None)
 
 
-LOOK = "Look at losses[…] of main(), which keeps 4 KiB"
+LOOK = "Look at `losses[…]` of main(), which keeps 4 KiB"
 MLP = ("/venv/lib/python3.11/site-packages/llama/model.py", "mlp", 3)
 LAYER = ("/venv/lib/python3.11/site-packages/llama/model.py", "layer", 2)
 WRAPPER = ("/venv/lib/python3.11/site-packages/llama/wrapper.py", "call", 1)
@@ -213,14 +213,12 @@ def test_what_keeps_much_is_named_first(blocks: int, is_much: bool) -> None:
     # THEN what has no category has the name of what keeps it
     (held,) = answer_of(found).texts("held")
     parts = (
-        f"unknown {4 * blocks - 12} KiB · activations 8 KiB · kept by cache['x'] of main(): 4 KiB"
+        f"unknown {4 * blocks - 12} KiB · activations 8 KiB · kept by `cache['x']` of main(): 4 KiB"
     )
     assert held == f"{4 * blocks} KiB at that moment: {parts}"
     # AND the object that keeps a quarter of all is where to look first
-    look = "Look at losses[…] of main(), which keeps 8 KiB. A loss or a hidden state keeps its "
-    assert (
-        found.suggestions[0].why == f"{look}graph: store loss.item() or state.detach()."
-    ) == is_much
+    look = "Look at `losses[…]` of main(), which keeps 8 KiB: it keeps each step's graph. "
+    assert found.suggestions[0].why.startswith(look) == is_much
 
 
 @pytest.mark.parametrize(("kept", "is_named"), [(1, False), (2, True)])
@@ -234,7 +232,7 @@ def test_little_memory_without_a_category_has_no_name(kept: int, is_named: bool)
         elif block > 2:
             program.own(address, "activation", "saved_by_node", "MmBackward0.self")
     (held,) = answer_of(explain(program.snapshot())[0]).texts("held")
-    assert ("kept by cache of main(): 2 KiB" in held) == is_named
+    assert ("kept by `cache` of main(): 2 KiB" in held) == is_named
     # Memory that is kept without a category is not unknown
     assert ("kept by other objects 1 KiB" in held) == (not is_named)
     assert f"unknown {3 - kept} KiB" in held
@@ -243,12 +241,12 @@ def test_little_memory_without_a_category_has_no_name(kept: int, is_named: bool)
 @pytest.mark.parametrize(
     ("holder", "category", "expected"),
     [
-        ("losses[0] of main()", "activation", f"{LOOK}. A loss or a hidden state"),
-        ("losses[0].keys of main()", "unknown", f"{LOOK}."),
+        ("losses[0] of main()", "activation", f"{LOOK}: it keeps each step's graph. Store"),
+        ("losses[0].keys of main()", "unknown", f"{LOOK}: drop what"),
         (
             "losses (inside a deque) of main()",
             "unknown",
-            f"{LOOK}.".replace("[…]", " (inside a deque)"),
+            f"{LOOK}: drop what".replace("[…]", " (inside a deque)"),
         ),
         ("losses of main()", "activation", None),
         ("losses[0] of UNet.forward()", "activation", None),  # a forward pass that runs
@@ -268,7 +266,6 @@ def test_where_to_look(holder: str, category: str, expected: str | None) -> None
     assert len(looks) == (expected is not None)
     if expected is not None:
         assert looks[0].startswith(expected)
-        assert len(looks[0]) == len(expected) or category == "activation"
 
 
 @pytest.mark.parametrize(("steps", "is_named"), [(1, False), (4, True)])
@@ -286,9 +283,9 @@ def test_models_of_a_list_that_grows(steps: int, is_named: bool) -> None:
     program.out_of_memory(40 * MIB, 0)
     (found,) = explain(program.snapshot())
     # THEN only the models that come one after the other may be dropped
-    drops = [each.why for each in found.suggestions if "drop those" in each.why]
-    told = "Look at models[…] of main(), which keeps 4 MiB of models and optimizers: drop those "
-    assert drops == [f"{told}that are not used any more."] * is_named
+    drops = [each.why for each in found.suggestions if "drop what" in each.why]
+    told = "Look at `models[…]` of main(), which keeps 4 MiB of models and optimizers: drop what "
+    assert [drop.startswith(told) for drop in drops] == [True] * is_named
 
 
 @pytest.mark.parametrize(
@@ -306,7 +303,7 @@ def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) 
     (found,) = explain(program.snapshot())
     # THEN it is where to look if each of three passes has its own loss
     looks = [each.why for each in found.suggestions if each.why.startswith("Look at")]
-    expected = f"Look at total of main(), which keeps {4 * passes + losses} KiB. A sum of losses"
+    expected = f"Look at `total` of main(), which keeps {4 * passes + losses} KiB: it keeps each"
     assert [look.startswith(expected) for look in looks] == [True] * is_named
 
 
@@ -443,9 +440,14 @@ def test_memory_that_became_free_meanwhile(used: int, settings: str, is_freed: b
 @pytest.mark.parametrize(
     ("requested", "in_message", "backend", "amount"),
     [
-        (MIB, 2 * MIB, "cuda", "1 MiB, a segment of 2 MiB"),
-        (MIB + 512, 20 * MIB, "npu", "1 MiB, a segment of 20 MiB"),
-        (5 * MIB, 40 * MIB, "cuda", "5 MiB, a segment of 40 MiB"),  # with large_segment_size_mb
+        (MIB, 2 * MIB, "cuda", "1 MiB, needs a new segment of 2 MiB"),
+        (MIB + 512, 20 * MIB, "npu", "1 MiB, needs a new segment of 20 MiB"),
+        (
+            5 * MIB,
+            40 * MIB,
+            "cuda",
+            "5 MiB, needs a new segment of 40 MiB",
+        ),  # with large_segment_size_mb
         (12 * MIB, 12 * MIB, "cuda", "12 MiB"),
         (4 * GIB - 1, 4 * GIB, "cuda", "4 GiB"),
         (MIB, MIB, "cpu", "1 MiB"),

@@ -39,7 +39,7 @@ def test_growth_of_an_owner(category: str, rule: str, name: str, kept_by: str | 
     device = observed(step, begin=begin)
     assert device.verdict == ("none" if kept_by is None else "leak")
     # AND the parameters are named
-    assert (f"kept by {kept_by}." in answer(device)) == bool(kept_by)
+    assert (f"kept by {kept_by}." in answer(device).replace("`", "")) == bool(kept_by)
 
 
 class ReplacedParameters:
@@ -122,7 +122,9 @@ def test_what_keeps_a_leak(every: int, expected: str | None) -> None:
     # THEN the answer names the list if it keeps at least half of the bytes
     device = observed(step)
     assert device.growths[0].kept_by == expected
-    assert ("train_step, kept by losses[…] of main()." in answer(device)) == (expected is not None)
+    assert ("train_step, kept by `losses[…]` of main()." in answer(device)) == (
+        expected is not None
+    )
 
     # AND where lines leak, what keeps at least half of their memory
     def several(program: Program, number: int) -> None:
@@ -130,7 +132,7 @@ def test_what_keeps_a_leak(every: int, expected: str | None) -> None:
         program.alloc(SIZE, MODEL)
         program.hold(program.alloc(4 * SIZE, OTHER), "x of main()")
 
-    assert "2 other lines, kept by x of main()." in answer(observed(several))
+    assert "2 other lines, kept by `x` of main()." in answer(observed(several))
 
 
 @pytest.mark.parametrize(("category", "is_named"), [("activation", True), ("unknown", False)])
@@ -188,9 +190,11 @@ def test_what_keeps_the_rest_of_a_leak(parts: int, second: str, is_named: bool) 
 
     # THEN what keeps the rest is named if that is a quarter
     device = observed(step)
-    expected = "look at preds[…] of main() and target[…] of main(), which keep the memory"
-    assert (remedy(leaks_of(device)) == expected) == (is_named and parts < 4)
-    text = "kept by preds[…] of main() and by target[…] of main()."
+    expected = (
+        "look at `preds[…]` of main() and `target[…]` of main(): drop what is not used any more"
+    )
+    assert remedy(leaks_of(device)).startswith(expected) == (is_named and parts < 4)
+    text = "kept by `preds[…]` of main() and by `target[…]` of main()."
     assert (text in answer(device)) == (is_named and parts < 4)
 
 
@@ -310,7 +314,7 @@ def test_only_what_is_no_parameter_may_be_kept_by_a_graph(is_model: bool) -> Non
     # THEN only of a graph the answer says how to drop it
     found = leaks_of(observed(step))
     assert found[0].is_of_model == is_model
-    assert ("state.detach()" in remedy(found)) != is_model
+    assert (".detach()" in remedy(found)) != is_model
 
 
 @pytest.mark.parametrize(("free_mib", "verdict"), [(None, "none"), (100, "none"), (5, "leak")])
@@ -329,7 +333,7 @@ def test_a_container_with_a_bound(free_mib: int | None, verdict: str) -> None:
     (device,) = find_leaks(program.snapshot()).devices
     # THEN it leaks only if the full container does not fit
     assert device.verdict == verdict
-    name = "kept by memory (inside a deque, 60 of at most 300)[…] of main()"
+    name = "kept by `memory (inside a deque, 60 of at most 300)[…]` of main()"
     assert name in answer(device)
     # AND the answer says how much it will take, and else what to do
     if verdict == "none":
@@ -338,7 +342,7 @@ def test_a_container_with_a_bound(free_mib: int | None, verdict: str) -> None:
         )
         assert device.releases[0].most_bytes == 60 * SIZE
     else:
-        text = "let memory (inside a deque, 60 of at most 300)[…] of main() keep fewer items"
+        text = "let `memory (inside a deque, 60 of at most 300)[…]` of main() keep fewer items"
         assert remedy(leaks_of(device)).startswith(text)
 
 
@@ -365,7 +369,7 @@ def test_attributes_with_several_names(holders: str, kept_by: str | None) -> Non
     device = observed(step)
     assert device.verdict == "leak"
     assert device.growths[0].kept_by == kept_by
-    assert kept_by is None or f"kept by {kept_by}" in answer(device)
+    assert kept_by is None or f"kept by `{kept_by.replace(' of', '` of')}" in answer(device)
 
 
 def test_lines_of_one_function() -> None:
@@ -453,5 +457,5 @@ def test_what_stays_between_steps(kept: int, is_said: bool) -> None:
             program.free(last.pop(0))
 
     (found,) = explain(recorded(step).snapshot())
-    text = "were kept from one step to the next, kept by self.last of main()"
+    text = "were kept from one step to the next, kept by `self.last` of main()"
     assert any(text in line for line in answer_of(found).texts("peak")) == is_said

@@ -164,7 +164,7 @@ def test_the_layer_of_a_forward_pass(done: int) -> None:
     # THEN 26 KiB are there before the layers, and each keeps 21
     assert found is not None
     assert found.text.startswith(
-        f"The forward pass was in layer {done} of 8 (layers), and each keeps 21 KiB: about "
+        f"The forward pass was in layer {done} of 8 (layers), and each keeps 21 KiB: the rest "
     )
     assert (found.layers, found.layers_bytes) == (8, 8 * 21 * KIB)
     assert found.start_bytes == 26 * KIB
@@ -346,7 +346,7 @@ def test_the_input_that_fits_by_simulation(room_mib: int, length: int, tmp_path:
     assert write(path, training, room_mib << 20, batch=4, length=[*before, length]).ran_out
     (explanation,) = explain(load(path), try_settings=try_settings)
     texts = [suggestion.why for suggestion in explanation.suggestions]
-    (text,) = [text for text in texts if "an input fits for which this line" in text]
+    (text,) = [text for text in texts if "an input fits if this line" in text]
     fitting_bytes = parsed_size(text.removesuffix(".").rsplit("at most ", 1)[1])
     # THEN more than before fits, AND so does what is named: attention requests 64 times the square
     fitting = int((fitting_bytes / 64) ** 0.5)

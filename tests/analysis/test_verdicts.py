@@ -275,7 +275,8 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     # GIVEN a leak of 2 GiB, and a request for which more was missing than the free memory
     for name in ("rate_text", "since_text"):
         monkeypatch.setattr(module, name, lambda *_: "")
-    monkeypatch.setattr(module, "source_text", lambda _: ", kept by x of main()")
+    monkeypatch.setattr(module, "keepers_text", lambda _: ", kept by `x` of main()")
+    monkeypatch.setattr(module, "where_text", lambda _: "")
     leaks = SimpleNamespace(
         verdict="leak",
         bytes_per_step=GIB,
@@ -286,7 +287,7 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     # WHEN / THEN
     (verdict,) = verdicts(Facts(failed, leaks=cast(Any, leaks), progress=progress))
     assert [verdict.kind] == expected
-    assert (", kept by x of main(), 2 GiB in all." in verdict.text) == (expected == [LEAK])
+    assert ("2 GiB have piled up, kept by `x` of main()" in verdict.text) == (expected == [LEAK])
     # AND on the CPU, an unknown limit may refuse what is free: then only the leak's memory counts
     for requested, kind in ((GIB, LEAK), (2 * GIB, LEAK), (2 * GIB + 1, UNKNOWN)):
         refused = oom(requested, device_free_bytes=8 * GIB, available_bytes=8 * GIB)

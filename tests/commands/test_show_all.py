@@ -119,7 +119,7 @@ def test_the_figures_of_an_out_of_memory(tmp_path: Path, requested: int, fits: s
     assert "train.py:1 peak" not in output
     # AND the explanation comes first
     first = " ".join(output.partition(str(tmp_path))[0].split())
-    amount = "12 MiB" if fits == "yes" else "13 MiB, a segment of 14 MiB"
+    amount = "12 MiB" if fits == "yes" else "13 MiB, needs a new segment of 14 MiB"
     assert first.startswith("OUT OF MEMORY: ")
     assert f"cuda:0 asked {amount} (unknown) free 11 MiB on the device + 1.5 MiB inside" in first
     assert "lines 512 KiB train.py:2 held" in first

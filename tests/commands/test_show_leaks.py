@@ -42,7 +42,7 @@ def training(steps: int, holder: str = "", **metadata: object) -> Program:
         ("", "find what stores the memory"),
         ("no Python tensor", "find what stores the memory"),
         ("no Python tensor, perhaps a process that received it", "let the processes that receive"),
-        ("log['x'] of main()", "look at log['x'] of main(), which keeps the memory"),
+        ("log['x'] of main()", "look at `log['x']` of main(): drop what"),
         ("a reference cycle of A, which gc.collect() would free", "call gc.collect(), or"),
     ],
 )

@@ -53,7 +53,7 @@ class Found:
     def texts(self, *roles: str) -> str:
         """Return the texts and the notes of the lines that have one of these roles."""
         lines = (line for line in self.answer.lines if line.role in roles)
-        return "\n".join(f"{line.text} {line.note}" for line in lines)
+        return "\n".join(f"{line.text} {line.note}" for line in lines).replace("`", "")
 
 
 def look(program: Program, device: str, folder: Path, **more: str) -> Found:

@@ -361,7 +361,7 @@ def futures_of_tasks_that_failed() -> None:
             torch.empty(1 << 21, device=DEVICE)
 
 
-@runs_out("exception", kept="which the traceback of ", do="outside the `except`", mib=500)
+@runs_out("exception", kept="which the traceback of ", do="outside the except", mib=500)
 def half_a_batch_in_except() -> None:
     """A training tries half of the batch again in the `except` of the batch that did not fit."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8)))

@@ -528,7 +528,7 @@ def mask(batch: int, length: int) -> torch.Tensor:
     return torch.ones(shape, device=DEVICE, dtype=torch.bool).tril()
 
 
-@runs_out("leak", kept="mask (inside a _lru_cache_wrapper)", mib=150, do="mask")
+@runs_out("leak", kept="lru_cache of mask", mib=150, do="give it a maxsize")
 def masks_of_each_length() -> None:
     """An lru_cache without a limit keeps an attention mask for each length."""
     model = linear(64, 64)

@@ -95,7 +95,7 @@ def callbacks() -> None:
         callbacks.append(callback(new()))  # LEAK
 
 
-@leak(SIZE, "encode (inside a _lru_cache_wrapper)")
+@leak(SIZE, "lru_cache of encode")
 def unlimited_cache() -> None:
     """a cache of functools without a limit, of a new length in each step"""
     training = Training()

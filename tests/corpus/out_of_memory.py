@@ -97,7 +97,7 @@ def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 @runs_out(
     *("kept growing", "nearly exhausted"),
     kept="trials[…]",
-    do="of models and optimizers: drop those that are not used any more",
+    do="of models and optimizers: drop what is not used any more",
 )
 def search_that_keeps_all() -> None:
     """Lists: a search for a learning rate keeps the model and the optimizer of each trial."""
@@ -183,7 +183,7 @@ def causal_mask(length: int) -> torch.Tensor:
     return torch.ones(length, length, device=DEVICE).triu(1)
 
 
-@runs_out("leak", kept="causal_mask (inside a _lru", do="Look at causal_mask")
+@runs_out("leak", kept="lru_cache of causal_mask", do="give it a maxsize")
 def masks_in_lru_cache() -> None:
     """Leak: an lru_cache without a limit keeps a mask for each length: causal_mask."""
     model, optimizer = gpt()
@@ -270,7 +270,7 @@ def errors_are_kept() -> None:
 @runs_out(
     "exception",
     kept="which the traceback of the handled exception keeps",
-    do="outside the `except`",
+    do="outside the except",
 )
 def retry_with_half_a_batch() -> None:
     """Exception: the retry runs in the except of a batch that did not fit."""

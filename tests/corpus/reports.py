@@ -282,7 +282,6 @@ def weights_beside_a_large_index() -> None:
     mib=700,
     env=ROUNDED,
     helped={"PYTORCH_CUDA_ALLOC_CONF": ""},
-    wrong=("advice",),
 )
 def request_that_is_rounded_up() -> None:
     """Too large: a setting rounds 514 MiB up to 768, and the device has 700 (pytorch#161139)."""

@@ -36,7 +36,7 @@ APPEND = "kept += [None]; kept[-1]"
 @pytest.mark.parametrize(
     ("kept", "target", "leak"),
     [
-        ("[]", APPEND, "kept by kept[…] of main()"),
+        ("[]", APPEND, "kept by `kept[…]` of main()"),
         ("deque(maxlen=300)", APPEND, "none in steps 1 to 60"),
         ("[None] * 80", "kept[step]", "none in steps 1 to 60"),
     ],

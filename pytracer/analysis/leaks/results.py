@@ -17,6 +17,7 @@ from pytracer.analysis.holder_names import (
     likely_remedy,
     look_at,
     main_holders,
+    marked,
     tells_where,
 )
 from pytracer.reading.snapshot import Column, Frame
@@ -262,11 +263,16 @@ def _second_holder(growths: Sequence[Growth]) -> str | None:
     return holders[1] if is_named else None
 
 
+def keepers_text(growths: Sequence[Growth]) -> str:
+    """Return what keeps the memory, as in ", kept by `x` of f()"; "" if that is unknown."""
+    name, second = holder_of(growths), _second_holder(growths)
+    text = "" if name is None else f", {kept_by_text(name)}"
+    return text if second is None else f"{text} and by {marked(second)}"
+
+
 def source_text(growths: Sequence[Growth]) -> str:
     """Return where the memory comes from, and what keeps it, if that is known."""
-    name, second = holder_of(growths), _second_holder(growths)
-    text = where_text(growths) + ("" if name is None else f", {kept_by_text(name)}")
-    return text if second is None else f"{text} and by {second}"
+    return where_text(growths) + keepers_text(growths)
 
 
 def remedy(growths: Sequence[Growth]) -> str:
@@ -288,17 +294,17 @@ def remedy(growths: Sequence[Growth]) -> str:
         )
     if holder.endswith(_GRADIENT):
         name = holder.removesuffix(_GRADIENT)
-        return f"call zero_grad() for {name}: each backward pass makes its gradient larger"
+        return f"call zero_grad() for `{name}`: each backward pass makes its sparse gradient larger"
     if second := _second_holder(growths):
-        return f"look at {holder} and {second}, which keep the memory"
+        return look_at(holder, f" and {marked(second)}")
     if bound_of(holder):
         full = sum(map(bytes_when_full, growths))
-        return f"let {holder} keep fewer items: they take {size(full)} when it is full"
+        return f"let {marked(holder)} keep fewer items: they take {size(full)} when it is full"
     # All that a graph keeps has the holder of the graph; parameters of a model have theirs, too.
     lines = {growth.frames[0] for growth in growths if growth.frames}
     is_graph = len(lines) > 1 and len({growth.kept_by for growth in growths}) == 1
     is_graph &= not any(growth.is_of_model for growth in growths)
-    return look_at(holder, "the memory", is_graph=is_graph)
+    return look_at(holder, is_graph=is_graph)
 
 
 def _caller(growths: Sequence[Growth]) -> str:

@@ -17,10 +17,12 @@ from pytracer.analysis.holders import Holder, Keeper
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     Growth,
+    keepers_text,
     leaks_of,
     rate_text,
     since_text,
     source_text,
+    where_text,
 )
 from pytracer.analysis.oom.earlier_requests import EarlierRequests
 from pytracer.analysis.oom.trials import JOINING, Simulation, Trial
@@ -310,8 +312,8 @@ def _leak(facts: Facts) -> Iterator[Verdict]:
     if growth is not None and _fits_without(facts, growth.held_bytes):
         yield Verdict(
             KEPT_GROWING,
-            f"the program kept allocating, and freed none of {size(growth.held_bytes)} of the "
-            f"available {size(facts.total_bytes)}: {growth.blocks:,} blocks from "
+            f"{size(growth.held_bytes)} of the available {size(facts.total_bytes)} are in "
+            f"{number(growth.blocks, 'block')} that the program allocated and never freed, from "
             f"{source_text([growth])}.",
         )
     leaks = [] if facts.leaks is None else leaks_of(facts.leaks)
@@ -323,15 +325,16 @@ def _leak(facts: Facts) -> Iterator[Verdict]:
         return
     yield Verdict(
         LEAK,
-        f"{rate_text(facts.leaks, facts.leaks.bytes_per_step)} are kept"
-        f"{since_text(leaks, facts.leaks)}, from {source_text(leaks)}, {size(held)} in all. "
-        f"Without this memory, {_asked(facts)} would have fitted.",
+        f"{size(held)} have piled up{keepers_text(leaks)}: "
+        f"{rate_text(facts.leaks, facts.leaks.bytes_per_step)}{since_text(leaks, facts.leaks)}. "
+        f"They come from {where_text(leaks)}. Without this memory, {_fitted(facts)}",
     )
 
 
-def _asked(facts: Facts) -> str:
+def _fitted(facts: Facts) -> str:
     is_librarys = facts.oom.library_error is not None
-    return "what the library needs" if is_librarys else f"the {size(facts.oom.requested_bytes)}"
+    what = "what the library needs" if is_librarys else f"the {size(facts.oom.requested_bytes)}"
+    return f"{what} would have fitted."
 
 
 def _fits_without(facts: Facts, held: int, kind: str = "") -> bool:
@@ -353,18 +356,18 @@ def _fits_without(facts: Facts, held: int, kind: str = "") -> bool:
 
 
 def _dropped(facts: Facts) -> Iterator[Verdict]:
-    asked = _asked(facts)
+    fitted = _fitted(facts)
     if _fits_without(facts, facts.garbage_bytes, GARBAGE):
         yield Verdict(
             GARBAGE,
-            f"objects that refer to each other, and that nothing else refers to, keep "
-            f"{size(facts.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
+            f"Objects that refer to each other, and that nothing else refers to, keep "
+            f"{size(facts.garbage_bytes)}. After gc.collect(), {fitted}",
         )
     if _fits_without(facts, facts.exception_bytes, EXCEPTION):
         yield Verdict(
             EXCEPTION,
-            f"an exception refers to the local variables of the functions that failed, which hold "
-            f"{size(facts.exception_bytes)}. Without this memory, {asked} would have fitted.",
+            f"An exception refers to the local variables of the functions that failed, which hold "
+            f"{size(facts.exception_bytes)}. Without this memory, {fitted}",
         )
 
 
@@ -470,8 +473,6 @@ def _use_text(facts: Facts) -> str:
     if facts.progress is not None:
         return f"{text}. {facts.progress.text}.{_held_outside(facts)}"
     text += f", and with this request it would be {size(wanted)}"
-    if wanted > (facts.oom.earlier_peak_bytes or 0):
-        text += ", more than ever before in the recording"
     if wanted > total:
         text += f": at least {size(wanted - total)} are missing"
     elif facts.sample.free_bytes:
@@ -492,7 +493,7 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
     if _is_larger_input(facts):
         return Verdict(
             LARGER_INPUT,
-            f"in the {number(earlier.steps, 'step')} before, this line requested at most "
+            f"In the {number(earlier.steps, 'step')} before, this line requested at most "
             f"{size(earlier.most_bytes)} at once, and now {asked}, such as for a longer sequence "
             f"or a larger batch. {text}",
         )
@@ -502,7 +503,7 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
         span = "in this step" if earlier.has_steps else "since the recording began"
         return Verdict(
             REPLACED,
-            f"this line has replaced {number(earlier.replaced, 'block')} by larger ones {span}, "
+            f"This line has replaced {number(earlier.replaced, 'block')} by larger ones {span}, "
             f"from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop does. {text}",
         )
     return verdict
@@ -510,7 +511,7 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
 
 def _growing_text(facts: Facts, earlier: EarlierRequests) -> str:
     return (
-        f"this line has requested more from step to step: from {size(earlier.least_bytes)} to "
+        f"This line has requested more from step to step: from {size(earlier.least_bytes)} to "
         f"{size(facts.oom.requested_bytes)} in {number(earlier.growing, 'step')}."
     )
 
@@ -524,8 +525,8 @@ def _most_available(facts: Facts) -> int:
 def _missing_text(facts: Facts) -> str:
     asked, free = facts.oom.requested_bytes, facts.free_bytes
     return (
-        f"{size(asked)} are more than all free memory, {size(free)} on the device and "
-        f"inside segments: at least {size(asked - free)} are missing.{_held_outside(facts)}"
+        f"{size(asked)} are more than all that is free ({size(free)} on the device and "
+        f"inside segments): at least {size(asked - free)} are missing.{_held_outside(facts)}"
     )
 
 
@@ -585,7 +586,7 @@ def _of_library(facts: Facts) -> Verdict:
         elsewhere = f" Other processes hold {size(others)} of it."
     return Verdict(
         LIBRARY,
-        "a library such as cuBLAS asked the device for memory, without torch's allocator, and "
+        "A library such as cuBLAS asked the device for memory, without torch's allocator, and "
         f"{free} were free. The allocator has reserved {size(facts.sample.reserved_bytes)} of the "
         f"device, of which {size(facts.sample.fragmentation_bytes)} are not in use.{elsewhere}",
     )
@@ -597,8 +598,8 @@ def _of_limit(facts: Facts) -> Iterator[Verdict]:
     if unused > 0 and helps(facts, oom.segment_bytes <= oom.device_free_bytes, LIMIT):
         yield Verdict(
             LIMIT,
-            f"the limit of the process (set_per_process_memory_fraction) leaves {size(unused)} of "
-            f"the device unused. Without it, {_asked(facts)} would have fitted.",
+            f"The limit of the process (set_per_process_memory_fraction) leaves {size(unused)} of "
+            f"the device unused. Without it, {_fitted(facts)}",
         )
 
 
@@ -630,9 +631,8 @@ def _of_others(facts: Facts, *, is_exhausted: bool) -> Iterator[Verdict]:
         )
     elif own > USUAL_CONTEXT_BYTES or not others:
         parts.append(f"this process's context and libraries hold {size(own)} outside the allocator")
-    yield Verdict(
-        OTHERS, f"{', and '.join(parts)}. Without this memory, {_asked(facts)} would have fitted."
-    )
+    held = sentence(", and ".join(parts))
+    yield Verdict(OTHERS, f"{held}. Without this memory, {_fitted(facts)}")
 
 
 def _elsewhere(facts: Facts) -> tuple[int | None, int | None]:
@@ -663,14 +663,11 @@ def _of_streams(facts: Facts) -> Iterator[Verdict]:
     if found.kind == "waiting":
         if _fits_without(facts, found.size_bytes):
             text = f"{size(found.size_bytes)} {waiting_text(found)}"
-            yield Verdict(WAITING, f"{text} Without them, {_asked(facts)} would have fitted.")
+            yield Verdict(WAITING, f"{text} Without them, {_fitted(facts)}")
         return
     others = found.size_bytes // found.streams * (found.streams - 1)
     if helps(facts, facts.oom.segment_bytes <= facts.oom.available_bytes + others, STREAMS):
-        yield Verdict(
-            STREAMS,
-            f"{idle_streams_text(found)} With one stream, {_asked(facts)} would have fitted.",
-        )
+        yield Verdict(STREAMS, f"{idle_streams_text(found)} With one stream, {_fitted(facts)}")
 
 
 def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
@@ -691,4 +688,4 @@ def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
         text = f"{size(pool.all_bytes)} are free in {pool.pools} other memory pools, of which "
         text += f"{size(pool.segment_bytes)} in {pool.name}{by}: only what allocates in such a pool"
     text += ", and on the same stream," if pool.streams > 1 else ""
-    yield Verdict(OTHER_POOL, f"{text} can use them. With them, {_asked(facts)} would have fitted.")
+    yield Verdict(OTHER_POOL, f"{text} can use them. With them, {_fitted(facts)}")

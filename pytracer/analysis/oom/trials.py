@@ -90,7 +90,7 @@ class Trial:
     def failure(self) -> str:
         """Return where memory runs out with the change, as a sentence."""
         if not self.fits:
-            return f"Simulated with {self.name}, it fails, too."
+            return f"{self.name} does not help (simulated)."
         later = f"{number(self.later, 'allocation')} later"
         if not self.like and self.steps:
             later = f"after {number(self.steps, 'more turn')} of this loop"

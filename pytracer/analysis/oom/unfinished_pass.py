@@ -122,7 +122,7 @@ def _forward(
         return None
     return Unfinished(
         f"The forward pass was in layer {begun} of {count} ({name}), and each keeps {size(each)}: "
-        f"about {size(more)} more are needed for the others",
+        f"the rest of the forward pass needs about {size(more)} more",
         more,
         layers=count,
         layers_bytes=count * each,

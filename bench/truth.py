@@ -6,8 +6,8 @@ that of `pytracer show`; tests/corpus/answers.py says when one is true. For comp
 such as other tools have look at the memory after each step, or at 60 moments of a program without
 steps, in the last two thirds of the same recordings: that it grew in more than a tenth of the
 steps, and by 1 % in all ("growth"), and that a line through it rises by 1 % in all and explains 0.8
-of its variance ("trend"). torch's _memory_viz and mosaic show blocks and stacks and give no
-verdict, so there is nothing to count.
+of its variance ("trend"). torch's _memory_viz and mosaic show blocks and stacks, and pt-snap-cli's
+`leak_detection` lists each block that was not freed, of any program: there is no verdict to count.
 
     python bench/truth.py
     tests/devices/simulate cuda PYTHON bench/truth.py --device cuda [--only NAME...]

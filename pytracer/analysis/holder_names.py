@@ -33,11 +33,11 @@ _ITEM = re.compile(
 )
 _ATTRIBUTES = re.compile(r"(?:\.\w+)+")
 _OF_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
-_BEFORE = "(^|which |perhaps |traceback of |cycle of |model's )"
+# Each path in the text of a holder, after what comes before it. It is never tried in two ways.
 _NAMED = re.compile(
-    rf"{_BEFORE}(\w+(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern})| \([^)]*\))*)(?= of |, |$)"
+    r"(^|which |perhaps |traceback of |cycle of |model's )"
+    rf"(\w++(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern})| \([^)]*\))*+)(?= of |, |$)"
 )
-"""Each path in the text of a holder, and what comes before it."""
 _BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 
 
@@ -126,7 +126,7 @@ def look_at(holder: str, keeps: str = "", *, is_graph: bool = False) -> str:
     `keeps`: how much it keeps, as a clause, or "".
     """
     outer = outermost_name(holder)
-    how = "drop what is not used any more, or move it off the device with .cpu()"
+    how = "drop what is not used any more, or move it elsewhere, with .cpu() or to a file"
     if _OF_EXCEPTION in holder:
         how = "store its text, or drop it with error.with_traceback(None)"
     elif is_graph:

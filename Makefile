@@ -9,11 +9,13 @@ TORCH ?= torch==2.13.0
 ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 torch-npu==2.13.0 torch-npu==2.14.0
-# Of these, all but the first run only where what depends on a device has changed since they passed, and in
-# `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with.
+# All accelerators but the first run only where what depends on a device has changed since they passed, and in
+# `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with. The CPU's tests need
+# the second hook.
 ALWAYS := cuda-2.12.1
 ALWAYS_HOOKS := torch==2.12.1 torch==2.13.0
-DEPEND_ON_DEVICES := csrc $(addprefix pytracer/,backends owners rehearsal settings simulator torch_recorder tracing)
+DEPEND_ON_DEVICES := CMakeLists.txt csrc tests/accelerator $(ACCELERATORS:%=tests/devices/requirements-%.txt) \
+	$(addprefix pytracer/,analysis/oom backends owners reading rehearsal settings simulator torch_recorder tracing)
 HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(patsubst %,test-%,$(filter-out $(ALWAYS),$(ACCELERATORS))),$(MAKECMDGOALS)),,$(shell \
 	git ls-tree HEAD $(DEPEND_ON_DEVICES) | cmp -s - tests/devices/passed_with.txt && git diff --quiet HEAD -- $(DEPEND_ON_DEVICES) && echo yes))
 

@@ -321,7 +321,7 @@ def truth() -> str:
     def of(kind: str, says: Callable[[dict[str, Any]], bool]) -> list[str]:
         """Return for each device of how many programs that may be of a kind the answer says so."""
         chosen = ([row for row in rows if kind in row["kinds"]] for rows in found)
-        return [f"{sum(map(says, rows))} of {len(rows)}" for rows in chosen]
+        return [f"{sum(map(says, rows))}/{len(rows)}" for rows in chosen]
 
     rows = [["programs", *(str(len(each)) for each in found)]]
     best = (sum(row["found"] == row["kinds"][0] for row in each) for each in found)
@@ -334,16 +334,13 @@ def truth() -> str:
             rows.append([f"{what}, by {rule}", *by_rule])
     for name, what in TRUE.items():
         stated = ([row["true"][name] for row in each if name in row["true"]] for each in found)
-        rows.append([what, *(f"{sum(true)} of {len(true)}" for true in stated)])
+        rows.append([what, *(f"{sum(true)}/{len(true)}" for true in stated)])
     nameless = ([part for row in each if (part := row["nameless"]) is not None] for each in found)
     means = (f"{100 * statistics.mean(parts):.1f} %" for parts in nameless)
     rows.append(["memory without a name, mean", *means])
-    wrong = []
-    for row in found[0]:
-        names = [name for name, is_true in row["true"].items() if not is_true]
-        wrong += [f"`{row['name']}` ({', '.join(names)})"] * bool(names)
+    wrong = [f"`{row['name']}`" for row in found[0] if not all(row["true"].values())]
     heads = [DEVICES[device] for device in devices]
-    return f"{table(['', *heads], rows)}\n\nWrong on {heads[0]}: {', '.join(wrong)}."
+    return f"{table(['', *heads], rows)}\n\nWrong on {heads[0]}, in part: {', '.join(wrong)}."
 
 
 MAKERS = (environment, overhead, reviewers, goals, startup, gpu, truth)

@@ -58,8 +58,7 @@ class ReferenceTexts {
 
  private:
   bool append_dict(std::string& path, PyObject* dict, PyObject* held, bool is_attributes);
-  bool append_index(std::string& path, PyObject* holder, PyObject* const* items, Py_ssize_t size,
-                    PyObject* held);
+  bool append_index(std::string& path, PyObject* holder, PyObject* const* items, Py_ssize_t size, PyObject* held);
 
   // ", 2 of at most 9"; "": a container has no bound.
   std::string bound_of(PyObject* container);

@@ -100,8 +100,8 @@ py::tuple copy_models(const py::object& torch, const py::list& modules, const py
 // See tensors/kept.h. `kinds`: the classes of torch.utils.checkpoint's regions, modules and optimizers; None: not
 // imported. Each of `owned` is (address, bytes, device). `session`, or None, knows live blocks: all, if a device has
 // `allocated` as many bytes. `graph_passes`: graphs are read if no more other threads run a backward pass; None: they
-// are not read. `models`: of parameters that no optimizer has. Nothing is looked at if `least_part` of the live memory,
-// or less, has no owner.
+// are not read. `models`: of parameters that no optimizer has. Nothing is looked at without `roots`
+// if at most `least_part` of the live memory of each device has no owner.
 py::dict kept_tensors(const py::object& torch, const std::array<py::object, 3>& kinds, const py::list& owned,
                       const std::set<int>& devices, Session* session, const std::map<int, uint64_t>& allocated,
                       const std::optional<size_t>& graph_passes, size_t nodes, double graph_seconds, size_t tensors,

@@ -199,8 +199,7 @@ class ForwardReplay {
 
 }  // namespace
 
-History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules,
-               Watch& watch) {
+History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules, Watch& watch) {
   Undone before = undone(trace, state, rules, watch);
   History history(trace.size);
   ForwardReplay(trace, before, rules, history, watch).run();

@@ -45,8 +45,7 @@ uint32_t ForwardStacks::attribute(StackTable& stacks, ThreadSlot& slot, const py
       forward = find(state.node_thread, state.node_sequence, era);
       forward.is_exact = forward.is_exact && fits(forward, state.node, types.output(type));
     }
-    const uint32_t id = stacks.intern_backward(
-        {own, forward.stack, type, forward.is_exact, forward.phase, parameter});
+    const uint32_t id = stacks.intern_backward({own, forward.stack, type, forward.is_exact, forward.phase, parameter});
     if (id == kUnknownStack) return id;
     last = {state.node_type, state.node_thread, state.node_sequence, seed, own, id, parameter,
             forward.stack, forward.phase, forward.is_exact};

@@ -142,8 +142,7 @@ Block* Allocator::align(Block* block, uint64_t size) {
 
 // Leaves the first `size` bytes in `block`, which is in no pool; the rest becomes free.
 void Allocator::split(Block* block, uint64_t size) {
-  Block* rest = make_block(block->stream, block->address + size, block->size - size, *block->pool,
-                           block->segment);
+  Block* rest = make_block(block->stream, block->address + size, block->size - size, *block->pool, block->segment);
   // The allocator makes a new block of the first part, and keeps the old one for the rest.
   std::swap(rest->number, block->number);
   link_after(rest, block);

@@ -62,8 +62,7 @@ bool Allocator::map(Block* block, uint64_t size) {
   pool.unmapped.erase(block);
   block->is_mapped = true;
   if (mapped < block->size) {
-    Block* rest = make_block(block->stream, block->address + mapped, block->size - mapped, pool,
-                             block->segment);
+    Block* rest = make_block(block->stream, block->address + mapped, block->size - mapped, pool, block->segment);
     rest->is_mapped = false;
     link_after(rest, block);
     block->size = mapped;

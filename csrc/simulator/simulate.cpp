@@ -10,8 +10,7 @@ namespace {
 
 class Run final : public Host {
  public:
-  Run(const Requests& requests, const Rules& rules, const Options& options, const Start* start,
-      Simulated& result)
+  Run(const Requests& requests, const Rules& rules, const Options& options, const Start* start, Simulated& result)
       : requests_(requests), options_(options), result_(result), allocator_(rules, *this) {
     check();
     int64_t last = -1;

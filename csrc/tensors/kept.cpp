@@ -24,6 +24,8 @@ struct DLTensor {
 };
 constexpr int32_t kDLCPU = 1;
 
+constexpr double kLeastBytes = 1 << 20;  // what is always worth a search
+
 class KeptSearch {
  public:
   KeptSearch(TensorReader& tensors, KeptOptions options) : tensors_(tensors), options_(std::move(options)) {
@@ -108,20 +110,26 @@ class KeptSearch {
            place.second < std::prev(next)->second;
   }
 
-  // Whether live blocks may have neither an owner nor a tensor whose holder is searched. A part of the memory that
-  // is too small to matter is not worth a look at all objects: the inputs and the loss of a training.
+  // Whether live blocks of a device may have neither an owner nor a tensor whose holder is searched. A part of its
+  // memory that is too small to matter is not worth a look at all objects: the inputs and the loss of a training.
   bool has_unexplained() {
     if (!options_.has_all_blocks) return true;
-    uint64_t all = 0, open = 0;  // bytes
+    std::map<int, std::pair<uint64_t, uint64_t>> bytes;  // by device: all, and unexplained
     for (const auto& [begin, end] : options_.blocks) {
       const auto target = ends_.lower_bound(begin);
       const bool is_searched = target != ends_.end() && target->first < StorageBegin(begin.first, end);
+      auto& [all, open] = bytes[begin.first];
       all += end - begin.second;
       open += is_searched || covers(options_.owned, begin) ? 0 : end - begin.second;
     }
-    const bool is_enough = static_cast<double>(open) > options_.least_part * static_cast<double>(all);
-    kept_.has_all = kept_.has_all && (is_enough || open == 0);
-    return is_enough;
+    bool has_some = false, has_enough = false;
+    for (const auto& [device, each] : bytes) {
+      const double least = std::min(options_.least_part * static_cast<double>(each.first), kLeastBytes);
+      has_some |= each.second != 0;
+      has_enough |= static_cast<double>(each.second) > least;
+    }
+    kept_.has_all = kept_.has_all && (has_enough || !has_some);
+    return has_enough;
   }
 
   bool is_wanted(const StorageBegin& begin) const {

@@ -55,8 +55,8 @@ struct KeptOptions {
   Ranges owned;  // memory with an owner
   std::map<StorageBegin, std::string> models;  // of parameters that no optimizer has
   std::set<int> devices;
-  bool has_all_blocks;  // if the memory without an owner is at most this part of it, nothing is looked at
-  double least_part;
+  bool has_all_blocks;
+  double least_part;  // of a device's memory; if less has no owner, and there are no roots, nothing is looked at
   Ranges blocks;        // that live, sorted
   bool reads_graphs;       // no other thread runs a backward pass
   GraphBounds graphs;

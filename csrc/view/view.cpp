@@ -191,8 +191,7 @@ Owners::Found Owners::find(uint64_t address, uint64_t size, const LiveBlock* liv
 const Owner* Owners::parameter_at(uint64_t address, int device) const {
   const auto first = first_from(owners_, address, device);
   const Owner* found = nullptr;
-  for (auto owner = first; owner != owners_.end() && owner->device == device &&
-                           owner->address == address; ++owner) {
+  for (auto owner = first; owner != owners_.end() && owner->device == device && owner->address == address; ++owner) {
     if (owner->category != Category::parameter) continue;
     if (found != nullptr && found->size != owner->size) return nullptr;
     if (found == nullptr) found = &*owner;

@@ -173,9 +173,9 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
     found += _of_kinds(data, facts, kinds)
     if simulation is not None and (fitting := simulation.fitting_bytes()) is not None:
         found.append(_do(f"simulated: an input fits if this line requests at most {size(fitting)}"))
-    asked = facts.oom.requested_bytes
+    asked, free = facts.oom.requested_bytes, facts.free_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
-    if reasons.TOO_LARGE in kinds and may_be_rounded(data.snapshot, asked):
+    if reasons.TOO_LARGE in kinds and may_be_rounded(data.snapshot, asked, free):
         why = "remove roundup_power2_divisions: it may have rounded a smaller request up to"
         found.append(_do(f"{why} {size(asked)}"))
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
@@ -353,8 +353,8 @@ _OF_KIND = {
     reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream: "
     "torch.cuda.graph(g, pool=first.pool(), stream=side). Such graphs must be replayed one at a "
     "time, in the order of their capture.",
-    reasons.OTHER_POOL: "Drop the graphs or MemPools of other pools before this line; "
-    "torch.cuda.empty_cache() frees the default pool, (0, 0).",
+    reasons.OTHER_POOL: "Drop the CUDA graphs or MemPools that have these pools before this line. "
+    "torch.cuda.empty_cache() helps for the default pool, (0, 0), alone.",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Retry outside the `except` block, or synchronize the other streams before "

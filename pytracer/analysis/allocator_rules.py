@@ -81,9 +81,9 @@ def allocator_rules(
     }
 
 
-def may_be_rounded(snapshot: Snapshot, size_bytes: int) -> bool:
-    """Return whether the settings round some smaller requests up to a size."""
-    return bool(_rounded(np.array(size_bytes - 512), _divisions(snapshot)) == size_bytes)
+def may_be_rounded(snapshot: Snapshot, size_bytes: int, free_bytes: int) -> bool:
+    """Return whether the settings round a request that would fit up to a size that does not."""
+    return bool(_rounded(np.array(free_bytes), _divisions(snapshot)) == size_bytes)
 
 
 def _divisions(snapshot: Snapshot) -> list[int]:

@@ -10,7 +10,7 @@ from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport
 from pytracer.reading.snapshot import Frame, Snapshot
-from pytracer.text import number
+from pytracer.text import number, sentence
 
 RUN_NS = 600 * 10**9
 """Processes of one run that run out of memory do so within this time, as is assumed here."""
@@ -153,7 +153,7 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: LeakReport | None = No
         others = [file for file in in_order(files) if file is not first]
     if not first.devices:
         verdict = "CAN'T TELL whether there was a problem"
-        why = Line("why", f"because {first.why_empty}")
+        why = Line("why", sentence(first.why_empty))
         return Answer("unknown", verdict, "", [why, *_others(first, others)])
     answer, *further = first.answers()
     where, lines = answer.where, answer.lines

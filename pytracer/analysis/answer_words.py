@@ -27,7 +27,7 @@ from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.oom import reasons
 from pytracer.analysis.stream_memory import idle_streams_text, waiting_text
 from pytracer.reading.metadata import Killed
-from pytracer.text import number, size, size_range
+from pytracer.text import number, sentence, size, size_range
 
 SHOWN_HOLDERS = 3
 SHOWN_RUNS = 3  # the most runs of steps, and the most kinds of modules, that an answer names
@@ -80,7 +80,7 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         answer = Answer("leak", leak_verdict(leaks), "", leak_lines(leaks))
         answer.lines.append(_peak(explanation))
     elif explanation.why_unknown is not None:
-        why = f"because {explanation.why_unknown}"
+        why = sentence(explanation.why_unknown)
         answer = Answer("unknown", "CAN'T TELL whether there was a problem", "", [Line("why", why)])
         answer.lines.append(_peak(explanation))
     else:
@@ -169,15 +169,15 @@ def _of_oom(explanation: Explanation) -> Answer:
     for one in explanation.verdicts:
         is_told = one.kind == reasons.FRAGMENTED
         why = "the free memory would be enough if it were in one piece" if is_told else one.text
-        lines.append(Line("why", f"because {why}" if one.kind == reasons.UNKNOWN else why))
+        lines.append(Line("why", sentence(why)))
     if explanation.ooms > 1:
-        text = f"this is the last of {explanation.ooms:,} such errors in the file"
+        text = f"This is the last of {explanation.ooms:,} such errors in the recording"
         if explanation.held_before_bytes:
-            text += f"; the one before held {size(explanation.held_before_bytes)}, too"
+            text += f"; at the one before, {size(explanation.held_before_bytes)} were held"
         lines.append(Line("why", text))
     leaks = explanation.leaks
     if leaks is not None:
-        lines.append(Line("why", "the program continued with further steps"))
+        lines.append(Line("why", "The program continued with further steps"))
         if leaks.matters:
             lines.append(Line("leak", leak_verdict(leaks).removeprefix("LEAK: ")))
             lines += leak_lines(leaks)

@@ -36,8 +36,9 @@ _OF_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 # Each path in the text of a holder, after what comes before it. It is never tried in two ways.
 _NAMED = re.compile(
     r"(^|which |perhaps |traceback of |cycle of |model's )"
-    rf"(\w++(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern})| \([^)]*\))*+)(?= of |, |$)"
+    rf"(\w++(?:\.[\w…]+|[.#]?(?:{_ITEM.pattern}))*+)(?= of |, | \(inside | \(a|$)"
 )
+_CACHE = re.compile(r"(`[^`]*`) \(inside a _lru_cache_wrapper[^()]*\)(?:\[…\])?")
 _BOUNDED = re.compile(r" \(inside a \w+, (\d+) of at most (\d+)\)")
 
 
@@ -105,14 +106,11 @@ def outermost_name(holder: str) -> str:
 
 def marked(holder: str) -> str:
     """Return a holder for people, as in "`losses[…]` of main()": the names are in backticks."""
-    text = _NAMED.sub(r"\1`\2`", holder)
-    return re.sub(r"`([^`]+?) \(inside a _lru_cache[^`]*`", r"the lru_cache of `\1`", text)
+    return _CACHE.sub(r"the lru_cache of \1", _NAMED.sub(r"\1`\2`", holder.replace("`", "'")))
 
 
 def kept_by_text(holder: str) -> str:
     """Return a clause about what keeps memory, as in "kept by `losses[…]` of main()"."""
-    if holder.startswith(NO_TENSOR):
-        return marked(holder).replace(NO_TENSOR, f"{NO_TENSOR} keeps it")
     if holder == TEMPORARY:
         return "kept by running code"
     if holder.startswith(UNTIL):
@@ -126,13 +124,13 @@ def look_at(holder: str, keeps: str = "", *, is_graph: bool = False) -> str:
     `keeps`: how much it keeps, as a clause, or "".
     """
     outer = outermost_name(holder)
-    how = "drop what is not used any more, or move it elsewhere, with .cpu() or to a file"
+    how = "drop what is not used any more, or move it elsewhere, with .detach().cpu() or to a file"
     if _OF_EXCEPTION in holder:
-        how = "store its text, or drop it with error.with_traceback(None)"
+        how = "store the error's text, or drop its traceback with error.with_traceback(None)"
     elif is_graph:
         how = "it keeps each step's graph. Store .item() or .detach(), or call backward() on each"
     elif "_lru_cache" in outer:
-        how = "give it a maxsize, or call cache_clear()"
+        how = "give it a small maxsize, or call cache_clear()"
     return f"look at {marked(outer)}{keeps}: {how}"
 
 

@@ -33,7 +33,7 @@ MAX_GRAPH_SECONDS = 0.2
 """The same for the time in which graphs are read."""
 
 LEAST_PART = 0.001
-"""The part of the live memory that has no owner if a search is worth its time: inputs have less."""
+"""The part of a device's memory that must have no owner, or 1 MiB, for a search during a run."""
 
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.h
@@ -48,8 +48,8 @@ class HoldersNow:
     """The holders of tensors at one moment.
 
     In the memory `owned` (address, bytes, device), only graphs are looked for. If `session`
-    knows all live blocks, and nearly all memory has an owner, nothing is looked for. `roots` are
-    models and optimizers, and of each whether the list or dict that keeps it is wanted, too.
+    knows all live blocks, and nearly all memory has an owner, nothing is looked for without
+    `roots`: models and optimizers, and of each whether the list or dict that keeps it is wanted.
     `models` are those of parameters that no optimizer has.
 
     Attributes:
@@ -95,7 +95,7 @@ class HoldersNow:
             unnamed,
             [reference for reference, _ in roots.values()],
             models,
-            LEAST_PART,
+            LEAST_PART if patience == 1 else 0.0,
         )
         self.saved = now["saved"]
         self.unsearched, self.unread = now["unsearched"], now["unread"]

@@ -167,7 +167,7 @@ def test_a_leak_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(tries(path, monkeypatch).values()) == {f"pytracer show {path} --leaks"}
     done = recommend(path)
     assert (done.kind, done.recommended) == ("leak", None)
-    assert done.answer.startswith("Leak: 900 MiB have piled up: 45 MiB a step")
+    assert done.answer.startswith("Leak: 900 MiB have piled up, 45 MiB a step")
     assert "expandable_segments:True" in done.why
 
 
@@ -242,9 +242,9 @@ def test_a_name_is_read_in_one_pass_whatever_a_file_says() -> None:
 def test_the_remedy_fits_what_keeps_graphs() -> None:
     of_graph = look_at("losses[…] of main()", is_graph=True)
     assert of_graph.endswith("Store .item() or .detach(), or call backward() on each")
-    cached = look_at("mask (inside a _lru_cache_wrapper)[…] of module a")
+    cached = look_at("mask (inside a _lru_cache_wrapper)[…] of f()")
     assert cached == (
-        "look at the lru_cache of `mask` of module a: give it a maxsize, or call cache_clear()"
+        "look at the lru_cache of `mask` of f(): give it a small maxsize, or call cache_clear()"
     )
 
 

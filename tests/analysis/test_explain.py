@@ -68,7 +68,7 @@ def test_what_was_held_at_the_out_of_memory_before() -> None:
     # THEN the second time names what was kept
     assert (first.held_before_bytes, second.held_before_bytes) == (None, 300 * KIB)
     assert (
-        "this is the last of 2 such errors in the file; the one before held 300 KiB, too"
+        "This is the last of 2 such errors in the recording; at the one before, 300 KiB were held"
         in answer_of(second).texts("why")
     )
 
@@ -246,7 +246,7 @@ def test_little_memory_without_a_category_has_no_name(kept: int, is_named: bool)
         (
             "losses (inside a deque) of main()",
             "unknown",
-            f"{LOOK}: drop what".replace("[…]", " (inside a deque)"),
+            f"{LOOK}: drop what".replace("[…]`", "` (inside a deque)"),
         ),
         ("losses of main()", "activation", None),
         ("losses[0] of UNet.forward()", "activation", None),  # a forward pass that runs

@@ -116,7 +116,7 @@ def test_a_leak_after_an_out_of_memory_that_was_survived() -> None:
     assert output.startswith("OUT OF MEMORY: the request is too large")
     assert (
         """
-         the program continued with further steps
+         The program continued with further steps
  leak    1 MiB a step since step 1
  from    job/train.py:41 train_step, called from job/train.py:90 main
          memory runs out at about step 152
@@ -127,7 +127,7 @@ def test_a_leak_after_an_out_of_memory_that_was_survived() -> None:
     assert "\n do      pytracer show a.pickle --leaks\n" in output
     # AND without a leak nothing is said about one
     output = invoke(training(leaks=False, survives=True).write(Path("a.pickle"))).output
-    assert "the program continued with further steps" in output
+    assert "The program continued with further steps" in output
     assert "leak" not in output
 
 
@@ -147,7 +147,7 @@ def test_eight_ranks() -> None:
          asked   150 MiB  job/train.py:12 loss_of ← :91 main
          free    100 MiB on the device + 299.9 MiB inside 300 segments, the largest
                  piece 0.9995 MiB
-         why     the free memory would be enough if it were in one piece
+         why     The free memory would be enough if it were in one piece
          held    300.1 MiB at that moment
          lines   300.1 MiB  job/model.py:31 forward ← job/train.py:41 train_step
                             ← :90 main
@@ -331,7 +331,7 @@ def test_a_file_without_events_does_not_tell_whether_memory_ran_out(folder: Path
     program.alloc(MIB, ("model.py", "forward", 3), events=False)
     answer = pytracer.show(program.write(folder / "a.pickle"))
     assert answer.verdict == "CAN'T TELL whether there was a problem"
-    assert answer.texts("why") == ["because the file has no events"]
+    assert answer.texts("why") == ["The file has no events"]
     assert answer.texts("peak") == ["1 MiB at the end; reserved 2 MiB"]
 
 

@@ -186,7 +186,7 @@ def test_no_times_and_no_events(tmp_path: Path) -> None:
     )
     # AND so is an empty file
     empty = write_content(tmp_path, {"segments": [], "device_traces": []})
-    assert "because the file has no events and no segments" in invoke(empty).output
+    assert "The file has no events and no segments" in invoke(empty).output
 
 
 def test_the_reason_of_a_snapshot_is_reported(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ class Tracker(nn.Module):
         return y.mean()
 
 
-@runs_out("kept growing", kept="no Python tensor keeps it", mib=200)
+@runs_out("kept growing", kept="kept by no Python tensor", mib=200)
 def list_of_a_scripted_module() -> None:
     """A scripted module appends to its list in C++, of which Python has no tensor."""
     model = torch.jit.script(Tracker(4 if FIXED else 1000)).to(DEVICE).eval()
@@ -528,7 +528,7 @@ def mask(batch: int, length: int) -> torch.Tensor:
     return torch.ones(shape, device=DEVICE, dtype=torch.bool).tril()
 
 
-@runs_out("leak", kept="lru_cache of mask", mib=150, do="give it a maxsize")
+@runs_out("leak", kept="lru_cache of mask", mib=150, do="give it a small maxsize")
 def masks_of_each_length() -> None:
     """An lru_cache without a limit keeps an attention mask for each length."""
     model = linear(64, 64)

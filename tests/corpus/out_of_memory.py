@@ -183,7 +183,7 @@ def causal_mask(length: int) -> torch.Tensor:
     return torch.ones(length, length, device=DEVICE).triu(1)
 
 
-@runs_out("leak", kept="lru_cache of causal_mask", do="give it a maxsize")
+@runs_out("leak", kept="lru_cache of causal_mask", do="give it a small maxsize")
 def masks_in_lru_cache() -> None:
     """Leak: an lru_cache without a limit keeps a mask for each length: causal_mask."""
     model, optimizer = gpt()

@@ -22,5 +22,5 @@ def _turn() -> int:
 
 
 def is_turn(number: int, turns: int) -> bool:
-    """Return whether this commit tests the case of this number: one commit in `turns` does."""
+    """Return whether this commit tests the case of this number: one in `turns`, by chance."""
     return LONG or (number - _turn()) % turns == 0

@@ -1,6 +1,6 @@
 """Run attacks with a small budget; check that results/README.md agrees with the JSON files.
 
-`make test` runs every second one, after the next commit the others, and `make test-long` all.
+`make test` runs half of them, which the commit chooses, and `make test-long` all.
 """
 
 import importlib

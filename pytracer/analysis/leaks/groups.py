@@ -23,7 +23,7 @@ from pytracer.analysis.leaks.growth import (
     steadiness,
     theil_sen,
 )
-from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order
+from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order, is_of_optimizer
 from pytracer.reading.snapshot import Column, Frame
 
 _LEAST_OLDER = 8
@@ -369,7 +369,7 @@ def _item(holder: str) -> str:
 
 
 def _of_model(names: str) -> str:
-    return f"{OF_MODEL}'s {names}"
+    return names if is_of_optimizer(names) else f"{OF_MODEL}'s {names}"
 
 
 def _alike(lives: Lives, others: Lives) -> Lives:

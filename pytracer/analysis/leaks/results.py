@@ -1,5 +1,6 @@
 """The results of the search for leaks, which `pytracer show --leaks` reports, and their words."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -35,6 +36,11 @@ OF_MODEL = "the model"
 """`kept_by` begins with it for parameters and buffers, as in "the model's adapters.[…].weight"."""
 
 _GRADIENT = ".grad of the model"  # how `kept_by` ends for gradients that grow
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Return whether a parameter has the name that its optimizer gives it, and no module's."""
+    return re.match(r"\w+ group ", name) is not None
 
 
 def gradient_of(parameter: str) -> str:
@@ -282,16 +288,15 @@ def remedy(growths: Sequence[Growth]) -> str:
         return likely_remedy(holder)
     if not tells_where(holder):
         return (
-            "find what stores the memory that these lines allocate and outlives the step: a list, "
-            "a cache, a closure, or a loss that keeps its graph"
+            "find what keeps the memory that these lines allocate beyond the step: a list, a "
+            "cache, a closure, a module in C++, or a loss that keeps its graph"
         )
     if is_garbage(holder):
         return "call gc.collect(), or let these objects not refer to each other"
+    if is_of_optimizer(holder):
+        return "remove parameters that are not used any more from the optimizer's param_groups"
     if holder.startswith(OF_MODEL):
-        return (
-            "find where the program makes a module, a parameter or a larger buffer in each step, "
-            "and keeps it"
-        )
+        return "find where the program makes and keeps a module, a parameter or a larger buffer"
     if holder.endswith(_GRADIENT):
         name = holder.removesuffix(_GRADIENT)
         return f"call zero_grad() for `{name}`: each backward pass makes its sparse gradient larger"

@@ -325,9 +325,9 @@ def _leak(facts: Facts) -> Iterator[Verdict]:
         return
     yield Verdict(
         LEAK,
-        f"{size(held)} have piled up{keepers_text(leaks)}: "
-        f"{rate_text(facts.leaks, facts.leaks.bytes_per_step)}{since_text(leaks, facts.leaks)}. "
-        f"They come from {where_text(leaks)}. Without this memory, {_fitted(facts)}",
+        f"{size(held)} have piled up, {rate_text(facts.leaks, facts.leaks.bytes_per_step)}"
+        f"{since_text(leaks, facts.leaks)}{keepers_text(leaks)}. They come from "
+        f"{where_text(leaks)}. Without this memory, {_fitted(facts)}",
     )
 
 
@@ -542,7 +542,7 @@ def _why_unknown(facts: Facts) -> str:
         )
     usable = size(oom.available_bytes + own)
     if oom.requested_bytes > facts.free_bytes:
-        text = f"{asked} are more than all free memory, {usable}, but the "
+        text = f"{asked} are more than all that is free ({usable}), but the "
         if sample.waiting_bytes:
             return (
                 f"{text}program has freed {size(sample.waiting_bytes)} more, which a stream still "

@@ -23,8 +23,8 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")  # of a layer, in the name of a 
 _LEAST_STARTED = 3
 """The least number of layers that have begun: two that keep the same show what all keep."""
 
-_ALIKE = 1.1  # the most by which the parameters of one layer are more than those of another,
-_REST = 1 << 20  # apart from what a block over 1 MiB may have more than its request
+_ALIKE = 1.1  # the most by which the parameters of one layer are more than those of another
+_REST = 1 << 20  # what they may also differ by: a block over 1 MiB may be so much larger
 
 _LEAST_OF_MODEL = 0.5  # the least part of the parameters that the layers have
 
@@ -82,7 +82,7 @@ def _optimizer(sizes: dict[str, dict[str, int]]) -> Unfinished | None:
     )
     return Unfinished(
         f"The optimizer had made its states for {len(made)} of {len(wanted)} parameters: about "
-        f"{size(more)} more are needed for the others",
+        f"{size(more)} more are needed for the rest",
         more,
     )
 

@@ -354,7 +354,7 @@ _OF_KIND = {
     "torch.cuda.graph(g, pool=first.pool(), stream=side). Such graphs must be replayed one at a "
     "time, in the order of their capture.",
     reasons.OTHER_POOL: "Drop the CUDA graphs or MemPools that have these pools before this line. "
-    "torch.cuda.empty_cache() helps for the default pool, (0, 0), alone.",
+    "torch.cuda.empty_cache() only helps with the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
     reasons.FREED: "Retry outside the `except` block, or synchronize the other streams before "
@@ -377,7 +377,7 @@ def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
     sites = [holder.site.call_site for holder in held]
     is_unnamed = any(site is None or not site.filename for site in sites)
     if is_unnamed and data.snapshot.metadata.forward_stacks is False:
-        why = "Names the forward calls of what backward allocates, in the next run."
+        why = "Shows, in the next run, which forward call each backward allocation is for."
         found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))
     # Memory may run out before the first step of an optimizer ends.
     takes_steps = (data.snapshot.metadata.step_from or "").startswith("optimizer")

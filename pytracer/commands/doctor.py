@@ -41,7 +41,7 @@ from pytracer.tracing.options import (
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache]",
+    help="Where --build puts the hooks; PYTRACER_HOOK_DIR reads it.  [default: the user's cache]",
 )
 @json_option
 @click.pass_context

@@ -26,7 +26,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "context_memory_bytes",
             metavar="SIZE",
             callback=size,
-            help="Device memory of a process outside of torch's allocator.  [default: 600MiB]",
+            help="Device memory that a process uses outside torch's allocator.  [default: 600MiB]",
         ),
         click.option("--world-size", type=positive, help="The number of ranks; one of them runs."),
         click.option(

@@ -130,8 +130,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     metavar="SETTINGS",
     multiple=True,
     required=True,
-    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, on top of the environment's own; "
-    "`current`: those alone. May be repeated.",
+    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, on top of the environment's; "
+    "`current`: nothing on top. May be repeated.",
 )
 @click.option(
     "--repeat",

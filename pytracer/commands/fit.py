@@ -28,7 +28,7 @@ from pytracer.text import printable
     metavar="NAME=SIZE,...",
     callback=shared.parsed_by(parsed_target),
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
-    "32, batch=8..32..8 every eighth.",
+    "32, batch=8..32..8 in steps of 8.",
 )
 @shared.device_memory_option("recorded device, or of the device of --on")
 @shared.simulated_device_option
@@ -38,7 +38,7 @@ from pytracer.text import printable
     metavar="DEVICE,...",
     callback=shared.parsed_by(lambda text: [model_of(name) and name for name in text.split(",")]),
     help="Run the program on these simulated devices, such as h100,a100-40. {batch} in its "
-    "arguments is the batch of --at or --largest. --largest to --allow-writes are for these runs.",
+    "arguments becomes the batch of --at or --largest. All later options are for these runs.",
 )
 @click.option("--largest", metavar="NAME", help="Find the largest size that fits, by several runs.")
 @dry_run_options.dry_run_options

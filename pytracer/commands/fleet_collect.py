@@ -24,7 +24,7 @@ _SHOWN = 5  # how many unreadable files are named
     required=True,
     metavar="TABLE",
     type=click.Path(path_type=Path),
-    help="The folder of the dataset, which must not exist, or be empty.",
+    help="A new or empty folder for the dataset.",
 )
 @click.option("--run", metavar="NAME", help="The run.  [default: the folder of the files]")
 @click.option(
@@ -36,7 +36,7 @@ _SHOWN = 5  # how many unreadable files are named
     help="Where to read: in processes of this machine, or as tasks of a Ray cluster.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="The most processes.  [default: one for a core]"
+    "--workers", type=click.IntRange(min=1), help="Processes at most.  [default: one for each core]"
 )
 @json_option
 @click.pass_context

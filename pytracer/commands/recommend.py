@@ -42,7 +42,7 @@ NAME_WIDTH = 26
     "settings",
     metavar="SETTINGS",
     multiple=True,
-    help="Allocator settings, as NAME:VALUE,NAME:VALUE, to compare with the recording's own alone. "
+    help="Allocator settings, as NAME:VALUE,NAME:VALUE, to add to the recording's own and compare. "
     "May be repeated.",
 )
 @shared.simulated_device_option

@@ -261,6 +261,6 @@ def _not_known(report: Report, explanation: Explanation) -> Iterator[str]:
         yield f"{sentence(unsearched_text(unsearched))}."
     if tensors.all_modules_found is False:
         yield (
-            "The search for modules that are older than the recording was cut short: their "
-            "blocks may be unknown. Start the tracer before the model is made."
+            "Not all modules that were made before the recording began were found: their blocks "
+            "may be unknown. Start the tracer before the model is made."
         )

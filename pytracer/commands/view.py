@@ -30,7 +30,7 @@ from pytracer.text import number, printable, size
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file of the page. Only a page of pytracer is replaced.  "
+    help="The file of the page. Replaces nothing but such a page.  "
     "[default: next to the snapshot or directory, NAME.html; without one, page.html]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
@@ -46,7 +46,7 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help="The most events in the page: the newest. Further files must fit, too.",
+    help="At most so many events, the newest. Other files must fit whole.",
 )
 @click.pass_context
 def command(

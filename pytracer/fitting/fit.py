@@ -139,7 +139,7 @@ def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterato
             "rounded differently. Record larger sizes."
         )
     for chosen, text in (
-        (program.missing, "Not all recordings have {}: how they grow is uncertain."),
+        (program.missing, "Some recordings lack {}: the growth is uncertain."),
         (program.near, "No simple law describes {}: they depend on values, or are padded."),
     ):
         if sizes[chosen].sum() >= _LEAST_SHARE * sizes.sum():

@@ -52,7 +52,7 @@ def collect(
 
     Args:
         paths: Files, directories, patterns and URLs.
-        output: The folder of the dataset, which must not exist, or be empty.
+        output: A new or empty folder for the dataset.
         engine: What finds and reads files. It is closed.
         run: The run of all files; None: the names of their folders.
         on_progress: Called with the number of files that were read, and of all to read.

@@ -31,7 +31,7 @@ class Pool(Generic[Job, Result]):
     """Processes that call a function, as many at a time as memory allows.
 
     Attributes:
-        workers: The most processes.
+        workers: How many processes there are at most.
         limit_bytes: The memory that the processes may take together: a share of the free memory. A
             job that alone needs more runs while no other does.
     """
@@ -41,7 +41,7 @@ class Pool(Generic[Job, Result]):
 
         Args:
             function: A function of a module, which the processes import.
-            workers: The most processes. None: one for each core.
+            workers: How many processes there are at most. None: one for each core.
         """
         self.limit_bytes = free_bytes() // SHARE_OF_FREE
         most = max(self.limit_bytes // PROCESS_BYTES, 1)

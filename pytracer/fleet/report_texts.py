@@ -165,8 +165,8 @@ def _growth(report: FleetReport) -> tuple[Verdict, str]:
     observed_ranks = max(report.overview.traced_ranks, report.overview.stepped_ranks)
     if not observed_ranks:
         return "unknown", (
-            "Can't tell whether memory grows, because no rank has files of four steps, or a trace "
-            "with enough steps."
+            "Can't tell whether memory grows, because no rank has files from four steps, or "
+            "a trace of enough steps."
         )
     return "none", f"Memory does not grow on {number(observed_ranks, 'rank')}."
 
@@ -199,7 +199,7 @@ def _settings(report: FleetReport) -> tuple[Verdict, str]:
         parts.append(f"{len(by_ranks) - 3:,} more sets of ranks differ.")
     if split:
         keys = ", ".join(list(dict.fromkeys(split))[:3])
-        parts.append(f"No value is the usual one of {keys}.")
+        parts.append(f"No value of {keys} is usual.")
     return "found", "Settings differ. " + " ".join(parts)
 
 

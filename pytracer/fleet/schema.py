@@ -240,7 +240,7 @@ TABLES = {
         "One row for each file, readable or not.", File, FileMetadata, is_of_device=False
     ),
     "devices": Table(
-        "One row for each device of a file that was used.", DeviceReport, leak=DeviceLeaks
+        "One row for each device that a file's process has used.", DeviceReport, leak=DeviceLeaks
     ),
     "held": Table(
         "Who held memory at a moment, by call site, by category and by module. The rows of a "

@@ -282,14 +282,13 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
         others = [one for one in simulated if one not in kept]
         if kept:
             yield (
-                f"The simulation of {_names(kept)} starts with the segments that the recording had "
-                f"at its first event, and with {blocks} older than the trace in them."
+                f"The simulation of {_names(kept)} starts with the segments of the first recorded "
+                f"event, which have {blocks} from before."
             )
         if others:
             yield (
                 f"The simulation of {_names(others)} starts with an empty cache, and first "
-                f"allocates {blocks} older than the trace: in which segments these would be is "
-                "unknown."
+                f"allocates {blocks} from before the trace. Their segments are unknown."
             )
     if recording.were_changed:
         yield (

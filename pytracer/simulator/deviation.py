@@ -132,8 +132,8 @@ def deviation_text(deviation: Deviation) -> str:
     compared = number(deviation.requests, "allocation and free", "allocations and frees")
     if deviation.is_none:
         return (
-            "The simulation is exact: under its own settings and limit, it reserves exactly "
-            f"what the recording reserved, after each of its {compared}."
+            "The simulation is exact: with the recording's settings and limit, it reserves as much "
+            f"as the recording did after each of {compared}."
         )
     event, missed = deviation.largest_event, ""
     largest = "" if event is None else f" (event {event:,})"

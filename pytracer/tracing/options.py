@@ -141,9 +141,9 @@ class TracerOptions:
     )
     trace_alloc_max_entries: Option[int, int] = Option(
         *(100_000, "INTEGER", form.parse_int, form.check_int(1, MAX_ENTRIES_LIMIT, 100_000)),
-        "How many ring events of 48 bytes are kept for each device. An allocation is one, and so "
-        "is its free; a free that is completed later is two. To keep N steps, set at least 2 N "
-        "times the allocations of a step (column `allocs` of the table *Steps*). A full ring "
+        "How many ring events of 48 bytes are kept for each device. An allocation and its free "
+        "are two events, or three if the free is completed later. To keep N steps, set at least "
+        "2 N times the allocations of a step (column `allocs` of the table *Steps*). A full ring "
         "overwrites its oldest events.",
     )
     stack_depth: Option[int, int] = Option(
@@ -159,21 +159,21 @@ class TracerOptions:
     )
     forward_stacks: Option[bool | None, bool | None] = Option(
         *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
-        "Whether an allocation in the backward pass also has its autograd node, and the stack of "
-        "the forward call that made the node. Not given: on if the library for this torch is ready "
-        "(`pytracer doctor`). `True`: the library is compiled if it is missing.",
+        "Whether to record, for each allocation in the backward pass, its autograd node and the "
+        "stack of the forward call that made it. The default is on if the library for this torch "
+        "is ready (`pytracer doctor`). `True`: the library is compiled if it is missing.",
     )
     pinned_memory: Option[bool | None, bool | None] = Option(
         *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
-        "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as the device "
-        "`host`, for 200 to 300 ns more. torch's allocator stays wrapped until the process ends. "
+        "Whether to record torch's pinned host memory (`pin_memory=True`) too, as the device "
+        "`host`: 200 to 300 ns an event. torch's allocator stays wrapped until the process ends. "
         "This needs torch 2.8 or newer, and a hook. Not given: on if the hook is ready. `True`: "
         "the hook is compiled if it is missing.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),
-        "Whether a snapshot has the source of the program's lines in its stacks: at most 2,000 "
-        "lines, or 65,536 characters.",
+        "Whether a snapshot has the source text of the program's lines that are in its stacks, "
+        "up to 2,000 lines or 65,536 characters.",
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
         *(None, "JSON|NAME=VALUE,...", form.parse_metadata, form.check_metadata),

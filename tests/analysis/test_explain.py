@@ -309,7 +309,7 @@ def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) 
 
 SCORES = 600 * KIB  # so that the blocks of a test fill a segment
 CROSS_ENTROPY = ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "cross_entropy", 1)
-LOSS_IN_PARTS = "Compute the loss in chunks of tokens: logits-sized blocks take "
+LOSS_IN_PARTS = "Compute the loss in chunks: with this request, blocks the size of the logits take "
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_the_scores_of_a_loss(
     (found,) = explain(program.snapshot())
     texts = [each.why for each in found.suggestions]
     if expected:
-        assert f"{LOSS_IN_PARTS}{size(expected)}, with this request." in texts
+        assert f"{LOSS_IN_PARTS}{size(expected)}." in texts
     else:
         assert not any("loss" in text for text in texts)
 

@@ -122,7 +122,7 @@ def test_a_further_recording_is_the_check(tmp_path: Path) -> None:
     found = pytracer.fit(*recordings(tmp_path, late, sizes), at=TARGETS[0])
     assert found.check_error
     assert found.margin >= 2 * found.check_error > 0.05
-    assert any(note.startswith("Not all recordings have 1 request:") for note in found.notes)
+    assert any(note.startswith("Some recordings lack 1 request:") for note in found.notes)
 
 
 def test_an_error_that_no_recorded_size_shows(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def avoidable(held: Blocks) -> list[str]:
     found = [
         (
             scores,
-            "Compute the loss in chunks of tokens: logits-sized blocks take {}, with this request.",
+            "Compute the loss in chunks: with this request, blocks the size of the logits take {}.",
         ),
         (
             loaded,
@@ -93,8 +93,8 @@ def avoidable(held: Blocks) -> list[str]:
     for model, saved in references.items():
         name = model.removesuffix(_NO_OPTIMIZER)
         untrained.pop(name, 0)
-        text = f"No optimizer has the parameters of {name}, and only their gradients need {{}} of "
-        text += f"activations. Call {name}.requires_grad_(False) unless you train it."
+        text = f"No optimizer has the parameters of {name}, but {{}} of activations are kept for "
+        text += f"their gradients. Call {name}.requires_grad_(False) unless you train it."
         found.append((saved, text))
     for model, saved in untrained.items():
         text = (

@@ -166,7 +166,7 @@ REMEDIES = {
     "cached_pool": (
         OTHER_POOL,
         "1.953 GiB are free in the memory pool (0, 1), which accelerator/oom_programs.py:",
-        "Drop the graphs or MemPools of other pools before this line",
+        "Drop the CUDA graphs or MemPools that have these pools before this line",
     ),
     "workspaces_of_streams": (
         STREAMS,
@@ -345,7 +345,7 @@ def test_a_leak(backend: str, tmp_path: Path) -> None:
     # THEN only the first one leaks, and the line is named
     leak, innocent = (explained(tmp_path, name) for name in names)
     assert kinds(leak) == [LEAK]
-    assert ": 60 MiB a step since step 1. They come from " in leak.verdicts[0].text
+    assert ", 60 MiB a step since step 1, kept by " in leak.verdicts[0].text
     assert "oom_programs.py" in leak.verdicts[0].text
     assert leak.suggestions[0].why.startswith("Look at `kept[…]` of train(): drop what")
     assert leak.suggestions[1].command.endswith(" --leaks")

@@ -287,7 +287,7 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     # WHEN / THEN
     (verdict,) = verdicts(Facts(failed, leaks=cast(Any, leaks), progress=progress))
     assert [verdict.kind] == expected
-    assert ("2 GiB have piled up, kept by `x` of main()" in verdict.text) == (expected == [LEAK])
+    assert (verdict.text.startswith("2 GiB have piled up, ")) == (expected == [LEAK])
     # AND on the CPU, an unknown limit may refuse what is free: then only the leak's memory counts
     for requested, kind in ((GIB, LEAK), (2 * GIB, LEAK), (2 * GIB + 1, UNKNOWN)):
         refused = oom(requested, device_free_bytes=8 * GIB, available_bytes=8 * GIB)

@@ -9,15 +9,13 @@ TORCH ?= torch==2.13.0
 ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 torch-npu==2.13.0 torch-npu==2.14.0
-# All accelerators but the first run only where what depends on a device has changed since they passed, and in
-# `make test-long`. `make passed`, after a complete `make test`, notes what they have passed with. The CPU's tests need
-# the second hook.
+# All accelerators but the first run only where what they depend on has changed since they passed, and in
+# `make test-long`; so do some slow tests (tests/helpers/passed.py). `make passed`, after a complete `make test`, notes
+# what all have passed with. The CPU's tests need the second hook.
 ALWAYS := cuda-2.12.1
 ALWAYS_HOOKS := torch==2.12.1 torch==2.13.0
-DEPEND_ON_DEVICES := CMakeLists.txt csrc tests/accelerator $(ACCELERATORS:%=tests/devices/requirements-%.txt) \
-	$(addprefix pytracer/,analysis/oom backends owners reading rehearsal settings simulator torch_recorder tracing)
 HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(patsubst %,test-%,$(filter-out $(ALWAYS),$(ACCELERATORS))),$(MAKECMDGOALS)),,$(shell \
-	git ls-tree HEAD $(DEPEND_ON_DEVICES) | cmp -s - tests/devices/passed_with.txt && git diff --quiet HEAD -- $(DEPEND_ON_DEVICES) && echo yes))
+	$(PYTHON) tests/helpers/passed.py devices && echo yes))
 
 PIP_FLAGS := --disable-pip-version-check --quiet
 # Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch. Images
@@ -26,7 +24,7 @@ INSTALL := install $(PIP_FLAGS) --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test environments passed test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs shots screens bench clean
+.PHONY: demo test environments passed test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel core ready-hooks dev lint docs shots screens bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
@@ -45,11 +43,11 @@ test:
 
 TESTED = $(if $(HAVE_PASSED),$(ALWAYS),$(ACCELERATORS))
 
-# What `make test` installs and compiles beside .venv, which `make lint` may use meanwhile.
-environments: ready-hooks $(TESTED:%=.venv-%/torch)
+# All that `make test` installs and compiles, which make does at the same time: downloads wait, and the compiler works.
+environments: core .venv/tools ready-hooks $(TESTED:%=.venv-%/torch)
 
 passed:
-	git ls-tree HEAD $(DEPEND_ON_DEVICES) > tests/devices/passed_with.txt
+	$(PYTHON) tests/helpers/passed.py
 
 # The tests, with the long forms of those that are statistical: many more cases, files and runs.
 test-long: export LONG_TESTS = 1
@@ -57,7 +55,6 @@ test-long: test
 
 # It is the longest suite: as the first target that the wheel completes, it starts first.
 test-cpu: wheel
-	.venv/bin/pip $(INSTALL) $(RAY) $(INTEGRATIONS)
 	$(WITHOUT_HOOKS)
 	.venv/bin/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
@@ -103,11 +100,14 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 # Tests of compiling need a package without ready hooks.
 WITHOUT_HOOKS = rm -rf .venv/lib/python*/site-packages/pytracer/_ready_hooks
 
-wheel: .venv/build-tools ready-hooks
+wheel: .venv/tools ready-hooks
 	rm -rf build/wheel
 	.venv/bin/pip wheel $(PIP_FLAGS) --no-build-isolation --no-deps --wheel-dir build/wheel $(WITH_HOOKS) .
-	.venv/bin/pip $(INSTALL) "$$(echo build/wheel/*.whl)[test]"
 	.venv/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
+
+# The library, compiled for the wheel while the hooks are.
+core: .venv/build-tools
+	.venv/bin/pip wheel $(PIP_FLAGS) --no-build-isolation --no-deps --wheel-dir build/core .
 
 # The hooks of released versions, compiled against headers that are fetched from pip's registry.
 ready-hooks: HOOKS ?= $(if $(HAVE_PASSED),$(ALWAYS_HOOKS),$(TESTED_HOOKS))
@@ -153,19 +153,14 @@ lint: docs
 	.venv/bin/mypy
 
 # The documentation as a site, in build/site. A link that does not resolve is an error.
-docs: .venv/build-tools
-	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test,docs]'
+docs: .venv/tools
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
-# Pictures of the page to look at, in build/shots: seven files, three sizes of the window, both themes.
-shots: .venv/build-tools
-	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test]'
-	PYTHONPATH=tests/helpers .venv/bin/python tests/page/shots.py
-
-# What the commands say of the recordings in tests/screens: written anew, to be reviewed in the diff.
-screens: .venv/build-tools
-	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test]'
-	PYTHONPATH=tests/helpers .venv/bin/python tests/screens/screens.py
+# Pictures of the page to look at, in build/shots: seven files, three sizes of the window, both themes. And what the
+# commands say of the recordings in tests/screens: written anew, to be reviewed in the diff.
+shots screens: .venv/tools
+	.venv/bin/pip $(INSTALL) --no-build-isolation --no-deps .
+	PYTHONPATH=tests/helpers .venv/bin/python tests/*/$@.py
 
 # What each costs, into bench/results/, and the tables and the picture made of that. On other devices, a real one
 # too: `python bench --device cuda`, where pytracer is installed.
@@ -215,6 +210,12 @@ HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3,
 .venv/build-tools .venv-dev/build-tools: %/build-tools: %/torch pyproject.toml
 	$*/bin/pip $(INSTALL) $(BUILD_TOOLS)
 	touch $@
+
+# What pytracer, its tests, the linters and the documentation need: pyproject.toml's lists, and the packages below.
+.venv/tools: .venv/build-tools
+	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		more = project["optional-dependencies"]; print(*project["dependencies"], *more["test"], *more["docs"], sep="\n")' > $@
+	.venv/bin/pip $(INSTALL) -r $@ $(RAY) $(INTEGRATIONS)
 
 # torch, and torch_npu of the same version, without their dependencies, which are CUDA's libraries;
 # what they need beside is listed here.

@@ -21,6 +21,8 @@ from thread_failures import repeated
 
 from pytracer import ACTIONS, Tracer
 
+pytestmark = pytest.mark.tier("devices")
+
 HOLD_SECONDS = 0.2
 UNLIMITED = 1 << 60  # pairs
 PAIR = ["alloc", "free_requested", "free_completed"]

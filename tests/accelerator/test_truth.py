@@ -28,7 +28,7 @@ CAPACITY_MIB = 40_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]
 
-SHORT = ("gpt", "generation")  # the programs of `make test`
+SHORT = ("gpt",)  # the program of `make test`
 
 PROGRAMS = tuple(re.findall(r"^def ([a-z]\w*)\(\) -> None:", PROGRAM.read_text(), re.M))[:-1]
 PARAMETERS = [

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-import processes
 import pytest
+from amount import LONG
 from unmodified_programs import ALONE, Env, forked, python, snapshots
 
 PARENT = """
@@ -65,55 +65,29 @@ FORMS = {
     ),
 }
 QUICK = ("command", "fork")
-LONG = (
-    *("script", "module", "standard input", "another Python", "os.fork", "no device used"),
-    *("forkserver", "torch's spawn", "loader, spawn", "loader, forkserver", "torchrun"),
-)
-"""The forms that start like another form or test, or take longest."""
+SHORT = (*QUICK, "pytracer run", "spawn", "loader, fork")  # others start alike, or take longest
 
-
-def forms(*names: str) -> pytest.MarkDecorator:
-    marks = {name: pytest.mark.slow for name in FORMS if name not in QUICK}
-    marks |= dict.fromkeys(LONG, pytest.mark.long)
-    cases = [pytest.param(FORMS[name], id=name, marks=marks.get(name, ())) for name in names]
-    return pytest.mark.parametrize("form", cases)
+CASES = [
+    pytest.param(form, id=name, marks=[pytest.mark.slow] * (name not in QUICK))
+    for name, form in FORMS.items()
+    if LONG or name in SHORT
+]
 
 
 # --- ways to start --------------------------------------------------------------------------------
 
 
-def assert_done(done: processes.Done) -> None:
-    """Check that each process printed "done"; concurrent writes may share one line."""
-    assert "".join(done.stdout.split()).replace("done", "", 2) == ""
-    assert "done" in done.stdout
-
-
-@forms(*FORMS)
+@pytest.mark.parametrize("form", CASES)
 def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
     # WHEN the environment requests tracing
     env["PYTRACER"] = "1"
     done = python(*form.command, cwd=tmp_path, env=env, program=form.program)
     # THEN the program works, and each process that uses a device writes a snapshot
     assert (done.returncode, done.stderr) == (0, "")
-    assert_done(done)
+    assert {*"".join(done.stdout.split()).split("done")} == {""}  # writes may share a line
     found = snapshots(tmp_path)
     assert sorted(found.values()) == form.expected
     assert {Path(name).parent for name in found} <= {Path("outputs/profile/exit")}
-
-
-@forms("script", "fork", "torch's spawn", "loader, forkserver")
-def test_a_bad_variable_means_the_default(form: Form, tmp_path: Path, env: Env) -> None:
-    # WHEN a variable has an invalid value
-    env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")
-    done = forked(*form.command, cwd=tmp_path, env=env, program=form.program)
-    # THEN the program is recorded with the default, and logs the reason
-    assert done.returncode == 0
-    assert_done(done)
-    assert set(done.stderr.splitlines()) == {
-        "pytracer: PYTRACER_STACK_DEPTH='deep' is not an integer: "
-        "give an integer from 1 to 1024 (default 32). The default, 32, is used"
-    }
-    assert sorted(snapshots(tmp_path).values()) == form.expected
 
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
@@ -203,6 +177,7 @@ assert torch.cuda.memory._snapshot is original
     ("variable", "value", "reason", "files"),
     [
         ("PYTRACER", "maybe", "PYTRACER='maybe' is not a boolean: give True or False (1 or 0)", 0),
+        ("PYTRACER_STACK_DEPTH", "deep", "PYTRACER_STACK_DEPTH='deep' is not an integer: ", 1),
         ("PYTRACER_PATCH_TORCH", "maybe", "PYTRACER_PATCH_TORCH='maybe' is not a boolean: ", 1),
         ("PYTRACER_OUTPUT", "job.py/x", "PYTRACER_OUTPUT='job.py/x' cannot be written: ", 1),
     ],

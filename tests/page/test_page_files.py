@@ -44,7 +44,9 @@ def test_a_directory(tmp_path: Path) -> None:
     # AND it says which file the verdict is about, and why
     assert content["verdict"]["heading"] == "NO PROBLEM FOUND (cuda:0, rank 1)"
     name = "run/torch_memory_rank1_pid1.pickle"
-    assert content["left_out"] == [f"Shown of 3 files: {name}, which holds the most memory."]
+    assert content["left_out"] == [
+        f"{name}, which holds the most memory, is shown first of 3 files."
+    ]
     for index, file in enumerate(content["files"]):
         decoded = page_file(html, index)
         assert decoded["path"].endswith(file["name"])

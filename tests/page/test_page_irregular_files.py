@@ -27,7 +27,7 @@ def test_a_contradiction_has_events_and_the_state_at_the_end(tmp_path: Path) -> 
     by_name = {device["name"]: device for device in file["devices"]}
     # THEN the device has its events, without blocks, and the reason
     device = by_name["device 1"]
-    assert "does not lead to the final state" in device["contradiction"]
+    assert "does not give the final state" in device["contradiction"]
     assert device["events"]["count"] == len(events)
     assert device["blocks"]["count"] == 0
     assert device["events"]["row"].tolist() == list(range(len(events)))

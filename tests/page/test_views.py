@@ -204,7 +204,7 @@ def test_a_contradiction_shows_events_and_the_reason(chromium: Any, tmp_path: Pa
         assert set(names) < set(devices)
         tab.run("device => window.pytracerSelection.update({device})", devices.index(names[0]))
         tab.wait("name => window.pytracerModel.device.name === name", names[0])
-        assert "does not lead to the final state" in tab.page.inner_text("main")
+        assert "does not give the final state" in tab.page.inner_text("main")
         for view in tabs(tab):
             tab_named(tab, view)
             settled(tab)

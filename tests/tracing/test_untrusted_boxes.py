@@ -50,7 +50,7 @@ def test_changed_boxes_do_no_harm(box: Box, tmp_path: Path) -> None:
     # GIVEN boxes with damaged bytes, and with descriptions that ask for what is not allowed
     box.write(tmp_path / "template")
     (folder := tmp_path / "read").mkdir()
-    count = amount(200, 20_000)
+    count = amount(120, 20_000)
     # WHEN they are read, in a new process, whose forks are cheap
     arguments = (changed_boxes.__file__, tmp_path / "template", folder, count, 7)
     done = run_python(*arguments, cwd=tmp_path, timeout=7200, new=True)

@@ -108,7 +108,7 @@ def brief(value: object) -> str:
     try:
         shown = repr(value)
     except Exception as error:  # code of the program; or Python prints no integer of that size
-        return f"(a value whose text raises {type(error).__name__})"
+        return f"(a value whose repr() raises {type(error).__name__})"
     half = _MOST_QUOTED // 2
     return shown if len(shown) <= _MOST_QUOTED else f"{shown[:half]}...{shown[-half:]}"
 

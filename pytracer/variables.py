@@ -33,7 +33,7 @@ def parse_settings(settings: str) -> dict[str, str]:
         item = _ITEM.match(text, at)
         if item is None:
             raise ConfigError(
-                f'allocator settings "{settings}" cannot be read from "{text[at:]}" on; write '
+                f'allocator settings "{settings}" are malformed from "{text[at:]}" onwards; write '
                 'key:value pairs with commas between them, as in "expandable_segments:True"'
             )
         found[item["key"]] = item["value"]

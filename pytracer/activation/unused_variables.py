@@ -41,7 +41,7 @@ def _report_without_tracer(given: list[str], pid: int) -> None:
     if os.getpid() == pid and "pytracer.tracing.tracer" not in sys.modules:
         warn_once(
             f"PYTRACER=1 was not set: process {pid} recorded nothing, and {', '.join(given)} had "
-            "no effect in it. Set PYTRACER=1, unless a process that it started has its own tracer"
+            "no effect in it. Set PYTRACER=1, or ignore this if a child process has its own tracer"
         )
 
 

@@ -220,7 +220,7 @@ def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
     """Return how to find what host memory is for."""
     found = []
     if not host.is_cpu_recorded:
-        why = "Records tensors on the CPU, too, in the next run."
+        why = "In the next run, also records tensors on the CPU."
         devices = f"{data.snapshot.backend(data.device)},cpu"
         found.append(Suggestion(f"export PYTRACER_DEVICE={devices}", why))
     text = "memray names what takes host memory: start the program by `memray run`."
@@ -235,9 +235,9 @@ def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
     own, version = snapshot.settings_text or "", snapshot.metadata.torch_version("cuda")
     command = command_of(with_settings(own, change, "cuda"), "cuda", version, own)
     gain = f"{size(pinned.limited_bytes)} would be taken"
-    why = "Larger requests are then neither rounded nor kept: each is pinned anew, which is slow."
+    why = "Larger requests are then not rounded or cached: each pins new memory, which is slow."
     if "max_cached_size" not in snapshot.allocator_settings:
-        gain = f"torch 2.13 and newer have {format_settings(change)}, with which {gain}. {why}"
+        gain = f"With {format_settings(change)} (torch 2.13 or newer), {gain}. {why}"
         return Suggestion("", gain)
     return Suggestion(command, why, f"With it, {gain}")
 
@@ -329,7 +329,7 @@ def _dropping(facts: Facts) -> list[Suggestion]:
     garbage, failed = facts.garbage_bytes, facts.exception_bytes
     found = []
     if garbage:
-        why = "objects that refer to each other keep them, and nothing else does."
+        why = "only objects that refer to each other keep this memory."
         why += _proof(facts, reasons.GARBAGE)
         found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
     if failed:
@@ -353,7 +353,7 @@ _OF_KIND = {
     reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream: "
     "torch.cuda.graph(g, pool=first.pool(), stream=side). Such graphs must be replayed one at a "
     "time, in the order of their capture.",
-    reasons.OTHER_POOL: "Drop the CUDA graphs or MemPools that have these pools before this line. "
+    reasons.OTHER_POOL: "Before this line, drop the CUDA graphs or MemPools that own these pools. "
     "torch.cuda.empty_cache() only helps with the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],
     reasons.WAITING: _OF_STREAMS["waiting"],
@@ -362,8 +362,8 @@ _OF_KIND = {
     reasons.LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before "
     "this line if much is cached, or limit the allocator at the start: "
     "torch.cuda.set_per_process_memory_fraction(0.95).",
-    reasons.LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or "
-    "divide it.",
+    reasons.LARGER_INPUT: "Limit the size of one step's input (for example, its longest sequence), "
+    "or split the input.",
     reasons.GROWING: "Find the input that grows with every step, such as a queue or a cache that "
     "`torch.cat` extends, and cap its size.",
     reasons.REPLACED: "If `torch.cat` extends one tensor in a loop, allocate its final size once "
@@ -377,12 +377,12 @@ def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
     sites = [holder.site.call_site for holder in held]
     is_unnamed = any(site is None or not site.filename for site in sites)
     if is_unnamed and data.snapshot.metadata.forward_stacks is False:
-        why = "Shows, in the next run, which forward call each backward allocation is for."
+        why = "In the next run, shows the forward call of each backward allocation."
         found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))
     # Memory may run out before the first step of an optimizer ends.
     takes_steps = (data.snapshot.metadata.step_from or "").startswith("optimizer")
     if not takes_steps and not data.has_marked_steps:
-        why = "Records steps, without which a leak cannot be seen, in the next run."
+        why = "Records steps in the next run: without steps, no leak can be seen."
         # A file of torch's own recorder has no metadata.
         is_ours = data.snapshot.metadata.is_pytracers
         switch = "PYTRACER_STEP_FROM=optimizer" if is_ours else "PYTRACER=1"

@@ -118,8 +118,8 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
 def unsearched_text(tensors: int) -> str:
     """Return that the holders of so many tensors were not searched for."""
     return (
-        f"the search for the objects that keep {number(tensors, 'tensor')} was cut short: their "
-        "memory may have no name"
+        "the search for the objects that keep memory was cut short: "
+        f"{number(tensors, 'tensor')} may have no named holder"
     )
 
 
@@ -272,13 +272,11 @@ def _ended(killed: Killed) -> Line:
     text = "without writing: it was killed, crashed, or called os._exit()"
     if killed.is_ray_worker:
         text = (
-            "without writing: Ray ends workers so at the end of the job, by ray.kill(), and when "
-            "host memory is short. A crash looks the same here, and is in Ray's own log"
+            "without writing: Ray ends workers like this at the end of the job, by ray.kill(), or "
+            "when host memory is short. A crash looks the same here: see Ray's own log"
         )
     if killed.by_oom_killer:
-        text = (
-            "without writing, when the kernel's out-of-memory killer ended a process of its cgroup"
-        )
+        text = "without writing, when the kernel's OOM killer ended a process in the same cgroup"
     if killed.is_cut:
         text += ". Some of what it recorded is missing, because the disk was full"
     return Line("ended", text)

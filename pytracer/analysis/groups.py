@@ -30,7 +30,7 @@ class Group:
         holder: By "holder": which Python object keeps the blocks' memory, as in "cache['k'] of
             main()", or "losses[…] of main()" for several items. Of unknown blocks that no object
             keeps: "until main() returned" if they were freed before the end of the file, or "the
-            pool (0, 3), which main() (a.py:7) filled first". None if none is known.
+            pool (0, 3), first filled by main() (a.py:7)". None if none is known.
         stream: By "stream": the stream, as the allocator numbers it; None if unknown.
         pool: By "pool": the memory pool, as torch numbers it; (0, 0) is the default pool. None if
             unknown.

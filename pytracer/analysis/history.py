@@ -236,10 +236,10 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
         )
     except _reader.ContradictionError as error:
         raise ContradictionError(
-            f"{snapshot.path}: the trace of device {device} does not lead to the final state "
-            f"({error}), so the usage over time is unknown. Files that lack events (files of one "
-            "phase, and of torch's recorder with skip_actions) cannot be replayed; otherwise take "
-            "the snapshot again"
+            f"{snapshot.path}: replaying the trace of device {device} does not give the final "
+            f"state ({error}), so the usage over time is unknown. Files that lack events "
+            "(one-phase files, torch's with skip_actions) cannot be replayed. For others, take the "
+            "snapshot again"
         ) from None
     lifetimes = _lifetimes(snapshot, device, trace, blocks, lives)
     uncertain = _uncertain(Usage(*usage), lifetimes, exact_from, rules)

@@ -128,7 +128,7 @@ def look_at(holder: str, keeps: str = "", *, is_graph: bool = False) -> str:
     if _OF_EXCEPTION in holder:
         how = "store the error's text, or drop its traceback with error.with_traceback(None)"
     elif is_graph:
-        how = "it keeps each step's graph. Store .item() or .detach(), or call backward() on each"
+        how = "it keeps graphs. Store .item() or .detach(), or call backward() on each loss"
     elif "_lru_cache" in outer:
         how = "give it a small maxsize, or call cache_clear()"
     return f"look at {marked(outer)}{keeps}: {how}"

@@ -66,7 +66,7 @@ class Holder:
         kept_by: The Python object that keeps at least half of the site's bytes, as the `holder` of
             `Group`; None if there is none, or if it is unknown. For blocks that were freed before
             the end of the file: "until main() returned"; for those of a private pool that no tensor
-            has: "the pool (0, 3), which main() (a.py:7) filled first".
+            has: "the pool (0, 3), first filled by main() (a.py:7)".
     """
 
     site: Site

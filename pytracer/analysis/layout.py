@@ -97,7 +97,7 @@ def segments_at(snapshot: Snapshot, device: int, entry: int) -> list[Segment]:
         for number in range(bisect_left(cuts, part.address), bisect_left(cuts, part.end)):
             if (part_of[number] is None) != is_there:
                 raise PytracerError(
-                    f"the segment events do not lead to the file's segments: at {cuts[number]:#x}"
+                    f"the segment events do not match the file's segments at {cuts[number]:#x}"
                 )
             part_of[number] = part if is_there else None
     found: list[Segment] = []

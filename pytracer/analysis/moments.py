@@ -54,7 +54,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
         return Moment("end", None, len(trace) - 1 if len(trace) else None)
     if peak is None:
         reason = data.contradiction or "the file has no events"
-        raise NoMomentError(f"{path} has only the state at the end: {reason}; give --at end")
+        raise NoMomentError(f"give --at end, because {path} has only the end state: {reason}")
     ooms = np.flatnonzero(trace.action == OOM)
     if text == "oom" and len(ooms) == 0:
         raise NoMomentError(f"{path} has no out-of-memory error of {name}")

@@ -91,7 +91,7 @@ def pool_fillers(data: DeviceData, blocks: Lifetimes, rows: Column) -> tuple[lis
             high, low = snapshot.pools[number].tolist()
             where = _at(snapshot.stacks, stack, is_of_program)
             found[pool == number] = len(texts)
-            texts.append(f"the pool ({high}, {low}), which {where} filled first")
+            texts.append(f"the pool ({high}, {low}), first filled by {where}")
     return texts, found
 
 

@@ -46,8 +46,8 @@ def automatic_backend() -> str:
             continue
         if count is None:
             warn_once(
-                f"NVML does not answer, so {backend.upper()} is recorded only from its "
-                "initialisation on, and the CPU until then. To avoid this, set "
+                f"NVML does not answer: until {backend.upper()} is initialised, the CPU is "
+                "recorded instead. To avoid this, set "
                 f'device="{backend}" (PYTRACER_DEVICE={backend})'
             )
         elif count > 0:
@@ -110,9 +110,7 @@ def indices(backend: str, wanted: list[int] | None) -> list[int]:
     if count == 0:
         raise HookError(f"torch finds no {name} device; {RECORD_THE_CPU}")
     if (variable := NO_CACHING_VARIABLE[backend]) in os.environ:
-        raise HookError(
-            f"{variable} is set, and torch's allocator then reports no events; unset it"
-        )
+        raise HookError(f"{variable} is set, so torch's allocator reports no events; unset it")
     if absent := [index for index in wanted or [] if index >= count]:
         raise HookError(
             f"{backend}:{absent[0]} does not exist: torch finds {count} {name} "

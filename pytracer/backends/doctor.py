@@ -146,7 +146,7 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
             devices.indices(backend, None)
         elif backend == HOST:
             if "cuda" not in built_backends():
-                raise HookError("pinned memory is recorded only with CUDA; not needed otherwise")
+                raise HookError("pinned memory is recorded only with CUDA; without it, ignore this")
             devices.indices("cuda", None)
         if found := builder.find(backend):
             builder.probe(backend, found.path)

@@ -130,8 +130,8 @@ class Hooks:
         try:
             if not self._attach(found):
                 raise HookError(
-                    f"torch's own {found.backend.upper()} allocator is not in use, but another, "
-                    "such as a pluggable one, which pytracer cannot record; run without it"
+                    f"another {found.backend.upper()} allocator than torch's own is in use, such "
+                    "as a pluggable one; pytracer cannot record it, so run without it"
                 )
         except Exception as error:
             self._late_problems[found.backend] = str(error)

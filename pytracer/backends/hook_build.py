@@ -105,7 +105,7 @@ class HookBuilder:
             package, running = package_of(backend), self.compiler.release(backend)
             why = f"the ready hooks are for {package} {', '.join(releases)}"
             if public(running) in releases:
-                why += f" as their projects publish them, and the headers of this {package}"
+                why += f" as officially published, but the headers of this {package}"
                 raise HookError(f"{why} {running} differ; {error}") from error
             raise HookError(f"{why}, and this is {package} {running}; {error}") from error
 

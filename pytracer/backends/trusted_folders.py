@@ -116,8 +116,7 @@ def _check(folder: int, path: str, forbidden_mode: int | None) -> None:
     elif mode & refused and not mode & stat.S_ISVTX:
         raise PermissionError(
             errno.EPERM,
-            f"the folder {path} above it has mode {mode:o}, with which other users can exchange "
-            "its entries",
+            f"the folder {path} above it has mode {mode:o}: other users can replace its entries",
         )
 
 

@@ -49,7 +49,7 @@ def make(folder: Path) -> tuple[int, Path]:
         OSError: It cannot be there.
     """
     if (kind := _file_system(folder)) not in _LOCAL:
-        raise OSError(errno.ENOTSUP, f"the file system {kind} is not of this machine's")
+        raise OSError(errno.ENOTSUP, f"the file system {kind} is not local or cannot reserve space")
     missing = [*itertools.takewhile(lambda above: not above.exists(), folder.parents)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     at, _ = open_trusted(
@@ -101,7 +101,7 @@ def open_box(path: Path, flags: int = os.O_RDONLY) -> int:
     if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
         return file
     os.close(file)
-    raise PermissionError(errno.EPERM, "not a file of this user's", os.fspath(path))
+    raise PermissionError(errno.EPERM, "not a regular file of this user", os.fspath(path))
 
 
 def remove(path: Path) -> bool:

@@ -49,7 +49,7 @@ def restore(folder: Path, within_s: float | None = None) -> Iterator[str]:
         if result["path"] is not None:
             how = "ended without writing"
             if result["is_by_oom_killer"]:
-                how += ", when the kernel's out-of-memory killer ended a process of its cgroup"
+                how += ", when the kernel's OOM killer ended a process in the same cgroup"
             path = printable(result["path"])
             yield f"{result['who']} {how}; what it had recorded is in {path}"
 

@@ -122,6 +122,6 @@ def _report(path: Path, losses: list[float]) -> None:
     echo_answer(show(path))
     click.echo(
         f"\n{path} ({size(path.stat().st_size)})\n"
-        "Look at it (https://pytorch.org/memory_viz opens the file, too):\n"
+        "View it (or open the file at https://pytorch.org/memory_viz):\n"
         f"  pytracer view {path} --open"
     )

@@ -31,9 +31,9 @@ from pytracer.tracing.options import (
     "devices",
     type=click.Choice(LIBRARIES),
     multiple=True,
-    help="A device that must be recordable, host for pinned host memory, or autograd for forward "
-    "stacks. May be repeated.  [default: the accelerator that torch finds, else cpu; with --build, "
-    "all that torch supports]",
+    help="A device, host (pinned host memory) or autograd (forward stacks) that must be "
+    "recordable. May be repeated.  [default: the accelerator that torch finds, else cpu; with "
+    "--build, all that torch supports]",
 )
 @click.option(
     "--build", is_flag=True, help="Build the hooks for the installed torch, and print their paths."
@@ -41,7 +41,8 @@ from pytracer.tracing.options import (
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where --build puts the hooks; PYTRACER_HOOK_DIR reads it.  [default: the user's cache]",
+    help="Where --build puts the hooks. To use them, set PYTRACER_HOOK_DIR to this folder.  "
+    "[default: the user's cache]",
 )
 @json_option
 @click.pass_context
@@ -141,9 +142,9 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
         click.echo(f"pytracer can record {names}, with call stacks")
     reports = (*examination.backends, examination.autograd, examination.host)
     if all(report.torch is None for report in reports):
-        click.echo("recordings of other machines can be read here: that needs no torch")
+        click.echo("recordings from other machines can be read here without torch")
     elif not examination.autograd.available:
-        click.echo("forward stacks in backward: no, see the row autograd; all else is recorded")
+        click.echo("forward stacks in backward: no (see row autograd); all else is recorded")
     interpreter = examination.interpreter
     click.echo(f"{interpreter.python}: {interpreter.executable}")
     table = Table("backend", "available", "torch", "hook")

@@ -48,7 +48,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "time_limit_s",
             type=click.FloatRange(min=1),
             metavar="SECONDS",
-            help="Stop the program then, and name its line.  [default: 600]",
+            help="Stop after this time, and show the line it is at.  [default: 600]",
         ),
         click.option(
             "--allow-writes", is_flag=True, default=None, help="Write checkpoints, which are zeros."

@@ -117,7 +117,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         if early := sum(run.ended_early and bool(run.ooms) for run in setting.measured):
             yield (
                 f"{setting.name}: {number(early, 'run')} ended because memory ran out. Its "
-                "numbers cover only the part before, so the table shows no differences to them."
+                "numbers cover only the time before, so the table does not compare them."
             )
 
 
@@ -130,8 +130,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     metavar="SETTINGS",
     multiple=True,
     required=True,
-    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, on top of the environment's; "
-    "`current`: nothing on top. May be repeated.",
+    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, in addition to "
+    "those of the environment; `current` adds none. May be repeated.",
 )
 @click.option(
     "--repeat",

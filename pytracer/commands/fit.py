@@ -37,8 +37,9 @@ from pytracer.text import printable
     "devices",
     metavar="DEVICE,...",
     callback=shared.parsed_by(lambda text: [model_of(name) and name for name in text.split(",")]),
-    help="Run the program on these simulated devices, such as h100,a100-40. {batch} in its "
-    "arguments becomes the batch of --at or --largest. All later options are for these runs.",
+    help="Run the program on these simulated devices, such as h100,a100-40. In its "
+    "arguments, {batch} becomes the batch of --at or --largest. The options from --largest to "
+    "--allow-writes are for these runs only.",
 )
 @click.option("--largest", metavar="NAME", help="Find the largest size that fits, by several runs.")
 @dry_run_options.dry_run_options
@@ -85,7 +86,7 @@ def command(
             for_dry_run["device_memory_bytes"] = device_memory_bytes
         context.exit(fit_on(devices, paths, at or {}, largest, as_json, **for_dry_run))
     if for_dry_run or largest is not None:
-        raise click.UsageError("runs of the program need --on DEVICE; without it, give recordings")
+        raise click.UsageError("to run the program, add --on DEVICE; else, give recordings only")
     if at is None:
         raise click.UsageError("--at is missing: the sizes to predict, such as batch=16")
     console = Console(stderr=True, highlight=False)

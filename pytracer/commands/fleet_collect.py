@@ -36,7 +36,7 @@ _SHOWN = 5  # how many unreadable files are named
     help="Where to read: in processes of this machine, or as tasks of a Ray cluster.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes at most.  [default: one for each core]"
+    "--workers", type=click.IntRange(min=1), help="Process limit.  [default: one for each core]"
 )
 @json_option
 @click.pass_context
@@ -109,4 +109,4 @@ def _show(collected: Collected) -> None:
     for error in unreadable[:_SHOWN]:
         click.echo(f"  {printable(error)}")
     if unreadable[_SHOWN:]:
-        click.echo(f"  {len(unreadable) - _SHOWN:,} more: the column error of the table files")
+        click.echo(f"  {len(unreadable) - _SHOWN:,} more: see column `error` of the table files")

@@ -27,7 +27,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "--sql",
     "as_sql",
     is_flag=True,
-    help="Print the SQL of the report on a TABLE for DuckDB, and nothing else.",
+    help="Print only the DuckDB SQL of the report on a TABLE.",
 )
 @json_option
 def command(table: str, run: str | None, top: int, as_sql: bool, as_json: bool) -> None:

@@ -60,11 +60,11 @@ def _parsed(text: str) -> int | Path:
 
 @click.command("live")
 @click.argument("wanted", metavar="[PID|DIRECTORY]...", type=_parsed, nargs=-1)
-@click.option("--once", is_flag=True, help="Print what is so now, and end.")
+@click.option("--once", is_flag=True, help="Print the current state, and exit.")
 @click.option("--dump", is_flag=True, help="Write a snapshot of each process, from outside.")
 @json_option
 def command(wanted: tuple[int | Path, ...], once: bool, dump: bool, as_json: bool) -> None:
-    """What do recorded processes on this machine do now?
+    """What are the recorded processes on this machine doing now?
 
     \b
     pytracer live
@@ -78,8 +78,7 @@ def command(wanted: tuple[int | Path, ...], once: bool, dump: bool, as_json: boo
     devices = live_devices(wanted)
     if not devices:
         raise PytracerError(
-            "no process is recorded: only those that record into an output, and that have used a "
-            "device, are found"
+            "no recorded process found: it must record into an output, and have used a device"
         )
     if dump:
         folders = [each for each in wanted if isinstance(each, Path)]

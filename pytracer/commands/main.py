@@ -25,7 +25,7 @@ COMMANDS = {
     "experiment": "Which allocator settings does this program need?",
     "fleet": "What do the recordings of many ranks show together?",
     "export": "How do I open a recording in other tools?",
-    "live": "What do recorded processes on this machine do now?",
+    "live": "What are the recorded processes on this machine doing now?",
     "doctor": "What can be recorded on this machine?",
 }
 """Every command, in the order of `pytracer --help`, and the first line of its help. It is repeated

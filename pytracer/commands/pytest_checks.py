@@ -157,7 +157,7 @@ def _tests_own(snapshot: Snapshot, device: int) -> DeviceData | str:
     if not data.history.is_known:
         return data.contradiction or ""
     if snapshot.metadata.device(device).overwritten != 0:
-        return f"the test has more events than the recording's {RING_ENTRIES:,}"
+        return f"the test has more events than the {RING_ENTRIES:,} recorded"
     blocks = data.history.blocks
     history = dataclasses.replace(data.history, blocks=blocks.at(blocks.alloc_event >= 0))
     return dataclasses.replace(data, history=history)
@@ -175,7 +175,7 @@ def _exceeded(snapshot: Snapshot, device: int, limit_bytes: int, is_leak: bool) 
         amount = int(blocks.size_bytes[blocks.free_requested_event >= entry].sum())
         allowed = f", and {size(limit_bytes)} are allowed" if limit_bytes else ""
         text = (
-            f"left {size(amount)} on {name} that it had allocated{allowed}. After the test and its "
+            f"left {size(amount)} of its allocations on {name}{allowed}. After the test and its "
             "fixtures, most is held by:"
         )
     else:

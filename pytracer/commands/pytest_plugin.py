@@ -36,8 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "no_device_leak(*, allow=None, device=None): after the test and its fixtures, at most "
-        'allow ("1 MiB") of the memory that the test allocated may still be held',
+        "no_device_leak(*, allow=None, device=None): after its fixtures, the test may still "
+        'hold at most `allow` ("1 MiB") of the memory that it allocated',
     )
 
 

@@ -45,7 +45,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="DEVICE",
     type=click.Choice([*MODELS]),
     help="Run the program on a simulated device, and say whether it fits. DEVICE is one of "
-    f"{', '.join(MODELS)}. --device-memory and later options are for dry runs.",
+    f"{', '.join(MODELS)}. Options from --device-memory to --allow-writes are for dry runs.",
 )
 @device_memory_option("device")
 @dry_run_options.dry_run_options

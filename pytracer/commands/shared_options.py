@@ -107,6 +107,5 @@ def device_memory_option(default: str) -> Callable[[Command], Command]:
         "device_memory_bytes",
         metavar="SIZE",
         callback=parsed_by(parsed_size),
-        help="The memory of the device of the next run, such as 80GiB.  "
-        f"[default: that of the {default}]",
+        help=f"Device memory of the next run, such as 80GiB.  [default: that of the {default}]",
     )

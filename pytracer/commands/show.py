@@ -42,7 +42,7 @@ class Question:
 @click.command("show")
 @shared.files_argument
 @click.option(
-    "--by", type=click.Choice(KEYS), help="Print who holds memory at one moment, grouped by this."
+    "--by", type=click.Choice(KEYS), help="Print who holds memory at one moment, by this key."
 )
 @shared.moment_option
 @click.option(
@@ -50,13 +50,13 @@ class Question:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="How many callers to compare for a group.",
+    help="How many callers tell groups apart.",
 )
 @click.option("--leaks", is_flag=True, help="Print what is kept from step to step, by call site.")
 @click.option(
     "--fragmentation",
     is_flag=True,
-    help="Print the free memory inside segments, and which call sites keep it there.",
+    help="Print the free memory in segments, and the call sites that trap it there.",
 )
 @click.option("--all", "has_all", is_flag=True, help="Print every figure.")
 @shared.device_option

@@ -173,7 +173,7 @@ def _lost(report: Report, device: DeviceReport, explanation: Explanation) -> Ite
         yield "The file does not say whether the ring overwrote earlier events."
     if lost.before_bytes:
         amount = ("" if phase is None else "~ ") + size(lost.before_bytes)
-        yield f"{amount} were requested before the first event."
+        yield f"{amount} requested earlier were still held at the first event."
     yield from _uncertain(device)
     for what, count in (
         ("Blocks that did not fit into the table of live blocks", lost.live_dropped),
@@ -195,8 +195,8 @@ def _uncertain(device: DeviceReport) -> Iterator[str]:
     if exact_from and peak is not None and device.only_phase is None:
         bound = f"at least {size(peak.allocated_bytes)}"
         yield (
-            f"Up to event {exact_from - 1:,}, the exact sizes of some blocks are unknown, most of "
-            "them older than the file. Numbers that depend on these sizes are bounds (≥, ≤); "
+            f"Up to event {exact_from - 1:,}, the exact sizes of some blocks are unknown (most of "
+            "them are older than the file). Numbers that depend on these sizes are bounds (≥, ≤); "
             "requested and reserved bytes are exact. The peak is "
             f"{'exact' if device.is_peak_certain else bound}."
         )
@@ -252,8 +252,8 @@ def _not_known(report: Report, explanation: Explanation) -> Iterator[str]:
     tensors = report.metadata.tensors
     if gradients := tensors.unread_gradients:
         yield (
-            f"The gradients of {number(gradients, 'parameter')} are unknown: another thread than "
-            "the training's wrote the file, and torch allows no other thread to read them."
+            f"The gradients of {number(gradients, 'parameter')} are unknown: torch lets only "
+            "the training thread read them, and another thread wrote the file."
         )
     if unread := tensors.unread:
         yield f"{number(unread, 'owner')} could not be read, so their blocks are unknown."
@@ -261,6 +261,6 @@ def _not_known(report: Report, explanation: Explanation) -> Iterator[str]:
         yield f"{sentence(unsearched_text(unsearched))}."
     if tensors.all_modules_found is False:
         yield (
-            "Not all modules that were made before the recording began were found: their blocks "
-            "may be unknown. Start the tracer before the model is made."
+            "Some modules made before the recording began were not found: their blocks may be "
+            "unknown. Start the tracer before the model is made."
         )

@@ -94,7 +94,7 @@ def _observed(device: DeviceLeaks, is_only: bool) -> str:
     if device.first is not None and device.last is not None:
         at = f"at the ends of steps {device.first} and {device.last}"
     elif device.files == 1:
-        at = "at the ends of the first and the last part"
+        at = "at the ends of the trace's first and last part"
     else:
         at = "in the first and the last file"
     change = f"{size(device.begin_bytes)} → {size(device.end_bytes)}"
@@ -163,8 +163,8 @@ def _advice(report: LeakReport) -> Iterator[str]:
         return
     if device.verdict == "none":
         yield (
-            f"A leak that adds memory fewer than {LEAST_GROWTHS} times in {device.observed:,} "
-            f"{device.unit}s would not be found: record more steps to find it."
+            f"A leak that grew in fewer than {LEAST_GROWTHS} of {device.observed:,} "
+            f"{device.unit}s would be missed: record more steps to find it."
         )
         return
     is_torchs = device.pid is None  # torch's own recorder does not write it
@@ -174,7 +174,7 @@ def _advice(report: LeakReport) -> Iterator[str]:
         yield f"    export {switch}"
         return
     yield (
-        "What to do: record more steps in one file, with a larger trace_alloc_max_entries if the "
-        "ring overwrote the first ones, or compare two files of the process:"
+        "What to do: record more steps in one file (with a larger trace_alloc_max_entries if the "
+        "ring overwrote the first ones), or compare two files of the process:"
     )
     yield "    pytracer diff EARLY.pickle LATE.pickle"

@@ -30,8 +30,8 @@ from pytracer.text import number, printable, size
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file of the page. Replaces nothing but such a page.  "
-    "[default: next to the snapshot or directory, NAME.html; without one, page.html]",
+    help="Where to write the page. Only replaces a file that is such a page.  "
+    "[default: NAME.html next to the snapshot or directory; with neither, page.html]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
 @click.option(
@@ -46,7 +46,7 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help="At most so many events, the newest. Other files must fit whole.",
+    help="Show at most COUNT events: the newest of the first file, and whole further files.",
 )
 @click.pass_context
 def command(
@@ -137,8 +137,7 @@ def _page_of_files(
     left_out = []
     if len(summaries) > MOST_FILES:
         left_out.append(
-            f"{len(summaries) - MOST_FILES:,} of {len(summaries):,} files are left out: give some "
-            "of them."
+            f"{len(summaries) - MOST_FILES:,} of {len(summaries):,} files are left out: give fewer."
         )
         summaries = summaries[:MOST_FILES]
     content: dict[int, bytes] = {}
@@ -160,8 +159,8 @@ def _page_of_files(
         missing = next(each for index, each in enumerate(summaries) if index not in content)
         left_out.append(
             f"The page has only the usage of {number(len(summaries) - len(content), 'file')}, "
-            f"because it has at most {max_events:,} events. To see such a file: pytracer view "
-            f"{shlex.quote(missing.file.path)}"
+            f"because a page has at most {max_events:,} events. To see a file in full: pytracer "
+            f"view {shlex.quote(missing.file.path)}"
         )
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
     path, verdict = Path(summaries[0].file.path), verdict_of(summaries[0].file)
@@ -169,7 +168,7 @@ def _page_of_files(
     why = "ran out of memory first"
     if not summaries[0].ooms:
         why = "leaks" if verdict.is_leak else "holds the most memory"
-    left_out.insert(0, f"Shown of {number(len(summaries), 'file')}: {name}, which {why}.")
+    left_out.insert(0, f"{name}, which {why}, is shown first of {number(len(summaries), 'file')}.")
     return Page(title, verdict, summaries, content, left_out), failed
 
 

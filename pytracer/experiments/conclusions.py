@@ -91,7 +91,7 @@ def _reserved(first: Setting, setting: Setting) -> str:
     difference = _clear_difference(first, setting, "peak_reserved_bytes")
     is_early = first.ended_early or setting.ended_early
     if not difference:
-        same = "is the same" if difference == 0 else "differs no more than from run to run"
+        same = "is the same" if difference == 0 else "differs no more than repeated runs do"
         return "" if is_early else f"peak reserved {same}"
     lower = first if difference > 0 else setting
     if lower.ended_early:  # it would have reserved as much, or more

@@ -86,7 +86,7 @@ class Experiment:
             raise ConfigError(f"repeat={repeat}: give 1 or more")
         if switched_off():
             raise ConfigError(
-                f"{SWITCH}=0 switches off tracing, which an experiment needs: unset {SWITCH}"
+                f"an experiment needs tracing, which {SWITCH}=0 switches off: unset {SWITCH}"
             )
         self._command = list(command)
         self.step_from = OPTIONS["step_from"].of_variable() or "optimizer"

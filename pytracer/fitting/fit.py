@@ -135,17 +135,20 @@ def _notes(program: Program, target: Sizes, off: float, times: float) -> Iterato
     sizes = program.size_bytes(target)
     if times > _FAR:
         yield (
-            f"The data are {times:.3g} times the largest recorded, where requests may begin or be "
-            "rounded differently. Record larger sizes."
+            f"This size is {times:.3g} times the largest recorded one, so its requests and their "
+            "rounding may differ. Record larger sizes."
         )
     for chosen, text in (
         (program.missing, "Some recordings lack {}: the growth is uncertain."),
-        (program.near, "No simple law describes {}: they depend on values, or are padded."),
+        (
+            program.near,
+            "No simple formula gives the sizes of {}: they depend on data or padding.",
+        ),
     ):
         if sizes[chosen].sum() >= _LEAST_SHARE * sizes.sum():
             yield text.format(number(int(chosen.sum()), "request"))
     if off >= _LEAST_SHARE:
-        yield f"The estimate for a recorded size misses its peak by {100 * off:.1f} %."
+        yield f"At a recorded size, the estimate misses the recorded peak by {100 * off:.1f} %."
 
 
 def _estimated(

@@ -54,7 +54,7 @@ def filled_in(command: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
     for name, value in sizes.items():
         place = f"{{{name}}}"
         if not any(place in part for part in command):
-            raise ConfigError(f"the command has no {place}: write it where the {name} stands")
+            raise ConfigError(f"the command has no {place}: write it as the value of {name}")
         found = [part.replace(place, str(value)) for part in found]
     return found
 
@@ -127,11 +127,11 @@ def _answer(found: Largest) -> Answer:
     if (above := found.runs.get(found.value + 1)) is not None:
         limit = f"up to {name}={found.value:,}"
         asked = next((line for line in above.answer.lines if line.role == "asked"), None)
-        text = "" if asked is None else f": {asked.amount} at {asked.text} finds no memory"
+        text = "" if asked is None else f": no memory for {asked.amount} at {asked.text}"
         lines.append(Line("largest", f"{name}={found.value + 1:,} does not fit{text}"))
     if found.without_flushes < found.value:
         calm = f"{name}={found.without_flushes:,} of those tried"
-        lines.append(Line("largest", f"{calm}, without giving back the cache, which is slow"))
+        lines.append(Line("largest", f"{calm}, if the cache is never given back (a slow call)"))
     peaks = f"{size(run.peak_allocated_bytes)} allocated, {size(run.peak_reserved_bytes)} reserved"
     lines.append(Line("peak", f"{'at least ' * run.is_least}{peaks} with {name}={found.value:,}"))
     lines.append(Line("check", f"by {number(len(found.runs), 'dry run')}"))

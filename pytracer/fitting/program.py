@@ -72,7 +72,7 @@ def recorded(snapshot: Snapshot, recording: Recording, given: GivenSizes, names:
         raise PytracerError(
             f"{path} lacks the beginning of the program: memory was in use before its first event. "
             "Record from the beginning, with a ring that keeps all events "
-            "(PYTRACER_TRACE_ALLOC_MAX_ENTRIES) and without a choice of steps"
+            "(PYTRACER_TRACE_ALLOC_MAX_ENTRIES), and do not select steps"
         )
     begins = [first for _, first in step_boundaries(snapshot, recording.device)][1:]
     ends = [*np.searchsorted(requests.event, begins).tolist(), len(requests)]
@@ -198,8 +198,8 @@ def _check_alike(file: Recorded, base: Recorded) -> None:
     )
     if one != other:
         raise PytracerError(
-            f"{paths} have different devices, versions of torch or settings, {one} and {other}, "
-            "under which a program may request other memory: record all in the same way"
+            f"{paths} have different devices, versions of torch or settings: {one} and {other}. "
+            "A program may then request other memory: record all in the same way"
         )
     is_in_both = np.isin(base.key, file.key)
     if 2 * is_in_both.sum() < len(is_in_both):

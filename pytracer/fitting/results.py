@@ -94,8 +94,8 @@ def answer_of(found: Fit) -> Answer:
 def _lines(found: Fit) -> Iterator[Line]:
     yield Line("peak", _peak(found.target.peak), found.device)
     if found.check_error is not None:
-        others = "the other recordings estimate the largest one"
-        yield Line("check", f"{others} with an error of {100 * found.check_error:.1f} %")
+        check = "estimating the largest recording from the others"
+        yield Line("check", f"{check} gives an error of {100 * found.check_error:.1f} %")
     for name, value in found.largest.items():
         spare = f"with {100 * found.margin:.0f} % to spare"
         text = f"about {name}={value:,} fits {spare}" if value else f"none fits {spare}"
@@ -112,7 +112,7 @@ def _lines(found: Fit) -> Iterator[Line]:
     if len(rows) > len(chosen):
         yield Line("sizes", f"{len(rows):,} in all, which --json shows")
     yield from (Line("note", note) for note in found.notes)
-    how = "runs the program itself at this size, on a device that is not there"
+    how = "runs the program itself at this size, on a simulated device"
     yield Line("do", found.command, how, is_command=True)
 
 

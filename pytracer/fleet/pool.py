@@ -78,8 +78,8 @@ class Pool(Generic[Job, Result]):
                         waiting.appendleft((job, math.inf))  # alone: memory may have run out
                         continue
                     outcome = ProcessEndedError(
-                        "the process that read the file ended, twice: the kernel may have killed "
-                        "it because memory ran out. Read the file on a larger machine"
+                        "the process that read the file died twice: the kernel may have killed it "
+                        "because memory ran out. Read the file on a larger machine"
                     )
                 yield job, outcome
 

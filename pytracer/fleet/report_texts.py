@@ -83,12 +83,12 @@ def _peaks(report: FleetReport) -> tuple[Verdict, str]:
     where, groups = in_slot(largest.slot), ""
     if largest.groups > 1:
         groups = (
-            f" The peaks form {largest.groups} groups of ranks, as the stages of a pipeline do; "
-            "each rank is compared with its own group."
+            f" By their peaks, the ranks form {largest.groups} groups, such as the stages of a "
+            "pipeline; each rank is compared with its own group."
         )
     if report.outliers:
         if not usable:
-            groups = f" With {number(largest.ranks, 'rank')}, this is not a statistical test."
+            groups = f" {number(largest.ranks, 'rank')} are too few for a statistical test."
         return "found", " ".join(_explained(report)) + groups
     if usable:
         text = f"No rank stands out of {largest.ranks:,}: the peaks are {peaks} {where}.{groups}"
@@ -124,13 +124,13 @@ def _explained(report: FleetReport) -> Iterator[str]:
             verb = "use"
         text = f"{names} {verb} {size_range(amounts[0], amounts[-1])} {than}{where}"
         if does_grow:
-            text += f", by the growth at {site_text(site)}"
+            text += f", because of the growth at {site_text(site)}"
         elif site is not None:
             is_all = all(sites_of[each.process][0].share >= 0.9 for each in outliers)
             text += f", {'' if is_all else 'most of it '}by {site_text(site)}"
         else:
             several = [site_text(each.site) for each in sites_of[outliers[0].process][:2]]
-            text += f", by several call sites, such as {' and '.join(several)}" if several else ""
+            text += f", at several call sites, such as {' and '.join(several)}" if several else ""
         yield sentence(f"{text}.")
 
 
@@ -199,7 +199,7 @@ def _settings(report: FleetReport) -> tuple[Verdict, str]:
         parts.append(f"{len(by_ranks) - 3:,} more sets of ranks differ.")
     if split:
         keys = ", ".join(list(dict.fromkeys(split))[:3])
-        parts.append(f"No value of {keys} is usual.")
+        parts.append(f"No value of {keys} is shared by most ranks.")
     return "found", "Settings differ. " + " ".join(parts)
 
 
@@ -230,7 +230,7 @@ def _commands(report: FleetReport) -> Iterator[Command]:
             yield _command("diff", why, growth.first_source, growth.source)
     if report.worst is not None:
         where = f"{report.worst.process} {in_slot(report.worst.slot)}"
-        why = f"Shows the file with the highest peak, of {where}."
+        why = f"Shows the file with the highest peak: {where}."
         yield _command("view", why, report.worst.source)
 
 
@@ -254,11 +254,11 @@ def notes(report: FleetReport) -> Iterator[str]:
     yield f"{text}."
     if report.other_runs:
         others = named(report.other_runs)
-        yield f"Other runs in {report.table}: {others}. Report on one by --run NAME."
+        yield f"Other runs in {report.table}: {others}. To report on one, give --run NAME."
     if seen.uncertain:
         yield (
-            f"In {number(seen.uncertain, 'file')}, the highest peak may be older than the trace: "
-            "the events of the ring were overwritten. Such peaks are lower bounds."
+            f"In {number(seen.uncertain, 'file')}, the highest peak may be before the trace, "
+            "because the ring overwrote events. The peaks shown are lower bounds."
         )
 
 

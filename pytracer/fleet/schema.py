@@ -244,8 +244,8 @@ TABLES = {
     ),
     "held": Table(
         "Who held memory at a moment, by call site, by category and by module. The rows of a "
-        "source, device, moment and `by` add up to the active bytes of the moment. They are at "
-        f"most {MOST_GROUPS}, the largest, and one row for the others.",
+        "source, device, moment and `by` add up to the active bytes of the moment. Only the "
+        f"{MOST_GROUPS} largest have a row; one more row is for the others.",
         HeldMemory,
     ),
     "steps": Table(
@@ -256,14 +256,13 @@ TABLES = {
         Phase,
     ),
     "ooms": Table(
-        f"One row for each out-of-memory error in a file: at most the last {MOST_OOMS} of a "
-        "device.",
+        f"One row for each out-of-memory error in a file: at most the last {MOST_OOMS} per device.",
         OutOfMemory,
         Explained,
     ),
     "leaks": Table(
         "One row for each call site whose memory grew in the trace of a file: at most "
-        f"{MOST_LEAKS} of a device, leaks first. `pytracer show --leaks` describes the search.",
+        f"{MOST_LEAKS} per device, leaks first, as `pytracer show --leaks` finds them.",
         Growth,
         Leak,
     ),

@@ -89,7 +89,7 @@ def server(folders: Sequence[str]) -> Any:
             paths.append(allowed(path) + sign + sizes if "=" in sizes else allowed(recording))
         return await answer("fit", *paths, *_given(at=at, device_memory=device_memory))
 
-    made = MCPServer("pytracer", instructions="Use show first; then mend what it points to.")
+    made = MCPServer("pytracer", instructions="Call show first, then fix what it points to.")
     for tool in (show, diff, recommend, fit):
         made.tool()(tool)
     return made

@@ -20,7 +20,7 @@ Counters = Mapping[str, Any]  # of a device: the recorder's, and those of torch'
 
 METRICS: dict[str, tuple[str, Callable[[Counters], float | None]]] = {
     "pytracer_allocated_bytes": (
-        "Bytes in blocks that the program holds. On the CPU, blocks since the recording began.",
+        "Bytes in blocks that the program holds. On the CPU, only those made while recording.",
         lambda counters: counters.get(_ALLOCATED, counters["live_block_bytes"]),
     ),
     "pytracer_reserved_bytes": (
@@ -32,7 +32,7 @@ METRICS: dict[str, tuple[str, Callable[[Counters], float | None]]] = {
         lambda counters: counters.get("allocated_bytes.all.peak"),
     ),
     "pytracer_fragmentation_ratio": (
-        "The part of the reserved bytes that is free, in segments that also have blocks in use.",
+        "Free bytes inside segments with blocks in use, as a share of the reserved bytes.",
         lambda counters: (
             counters["inactive_split_bytes.all.current"] / max(counters[_RESERVED], 1)
             if _RESERVED in counters

@@ -234,7 +234,8 @@ def _spans(part: Part, tables: Tables) -> list[dict[str, Any]]:
     found.sort(key=lambda span: span.begin_us - span.end_us)
     if len(found) > MOST_SPANS:
         part.left_out.append(
-            f"{part.name}: the {len(found) - MOST_SPANS:,} shortest phases of {len(found):,}."
+            f"{part.name}: the {len(found) - MOST_SPANS:,} shortest of {len(found):,} phases are "
+            "left out."
         )
         del found[MOST_SPANS:]
     found.sort(key=lambda span: (span.begin_us, -span.end_us))

@@ -30,8 +30,8 @@ _MESSAGES = {
     "truncated": "{path} is cut short: {what}; copy or dump it again",
     "damaged": "{path} is damaged, or not a memory snapshot: {what}",
     "refused": (
-        "{path} is refused: {what}, and a memory snapshot holds nothing but containers, numbers "
-        "and strings; do not load this file with pickle either unless you trust it"
+        "{path} is refused: {what}, and a memory snapshot holds only containers, numbers and "
+        "strings; load this file with pickle only if you trust it"
     ),
     "not a snapshot": (
         "{path} is a pickle but not a memory snapshot: {what}; a snapshot is a dict with the keys "

@@ -261,7 +261,7 @@ def _why_not_best(advised: TriedSetting, best: TriedSetting) -> list[str]:
     if least is None or needed is None or least >= needed:
         return []
     return [
-        f"With {best.name}, the smallest device would have {size(least)}, and not {size(needed)}."
+        f"With {best.name}, a device of {size(least)} would be enough, instead of {size(needed)}."
     ]
 
 
@@ -282,13 +282,13 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
         others = [one for one in simulated if one not in kept]
         if kept:
             yield (
-                f"The simulation of {_names(kept)} starts with the segments of the first recorded "
-                f"event, which have {blocks} from before."
+                f"The simulation of {_names(kept)} starts at the first recorded event, with its "
+                f"segments and {blocks} allocated earlier."
             )
         if others:
             yield (
-                f"The simulation of {_names(others)} starts with an empty cache, and first "
-                f"allocates {blocks} from before the trace. Their segments are unknown."
+                f"The simulation of {_names(others)} starts with an empty cache. First, it "
+                f"allocates {blocks} older than the trace, whose segments are unknown."
             )
     if recording.were_changed:
         yield (
@@ -298,8 +298,8 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
     if requests.given_back:
         yield (
             f"Memory was given back {number(requests.given_back, 'time')} just before more was "
-            "taken, and the limit of the recording is unknown. The simulation takes this for calls "
-            "of empty_cache(), and not for a lack of memory. Give --capacity if you know the limit."
+            "taken. The limit of the recording is unknown, so the simulation assumes calls of "
+            "empty_cache(), not a lack of memory. Give --capacity if you know the limit."
         )
 
 

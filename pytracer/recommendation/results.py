@@ -247,7 +247,7 @@ def reason_first(found: Recommendation, explanation: Explanation) -> Recommendat
         command = f"pytracer show {shlex.quote(found.path)} --leaks"
         remedies = []
     if is_growth:
-        remedies += ["No setting stops what grows. Apart from it:"]
+        remedies += ["No setting stops the growth. Apart from that:"]
     found = _answer(found, found.kind, text, " ".join([*remedies, found.answer, found.why]).strip())
     return replace(found, kind=LEAK, command=command, recommended=None) if is_growth else found
 
@@ -305,7 +305,7 @@ def _change(
         fits = "the program would fit"
         if failed:
             fits = "the allocation that failed would have fitted"
-            fits += f", and the rest of a step like {like}" if like else ""
+            fits += f", as would the rest of a step like {like}" if like else ""
         text = f"Use {best.name}: {fits}, with {peak} reserved at the peak."
         event = "" if own.failed_event is None else f" at event {own.failed_event:,}"
         why = (
@@ -323,8 +323,8 @@ def _change(
             "reserved at the peak."
         )
         why = (
-            f"With the recording's own settings, it does so "
-            f"{number(own.retries, 'time')}, and each time the device waits."
+            "With the recording's own settings, the allocator gives its cache back "
+            f"{number(own.retries, 'time')}. Each time, the device waits."
         )
     else:
         saved = own.peak_reserved_bytes - best.peak_reserved_bytes
@@ -347,6 +347,6 @@ def _smallest(own: TriedSetting, best: TriedSetting) -> str:
     if best.smallest_device_bytes is None or own.smallest_device_bytes is None:
         return ""
     return (
-        f" The smallest device on which the trace fits has {size(best.smallest_device_bytes)}, "
-        f"with its own settings {size(own.smallest_device_bytes)}."
+        f" The trace would then fit on a device of {size(best.smallest_device_bytes)}; with its "
+        f"own settings, it needs {size(own.smallest_device_bytes)}."
     )

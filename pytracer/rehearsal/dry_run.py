@@ -117,11 +117,11 @@ def dry_run(
         if world_size > 1 and not together:
             reason += " (ranks that send objects to each other have to run together)"
         if report is not None and report.unsaved:
-            reason += " (--allow-writes writes the checkpoints that it may miss)"
+            reason += " (if it misses checkpoints: --allow-writes writes them)"
         raise PytracerError(f"the program failed, but not because memory ran out: {reason}")
     if report is None or not files.numbers:
         raise PytracerError(
-            "can't tell the program's memory: it used no device, or ended without Python's exit "
+            "can't tell the program's memory: it used no device, or ended without exit handlers "
             "(os._exit)"
         )
     answers = [answered_file(each, explain(each, None, try_settings)) for each in snapshots]
@@ -182,7 +182,7 @@ def _checked(command: Sequence[str], plan: Plan) -> list[str]:
         ranks = number(plan.world_size, "rank")
         raise ConfigError(f"rank={plan.rank} of {ranks}: the first rank is 0")
     if plan.stop_after_steps < 0 or not plan.time_limit_s > 0:
-        raise ConfigError("stop_after_steps must not be negative, and time_limit_s be above 0")
+        raise ConfigError("stop_after_steps must be 0 or more, and time_limit_s above 0")
     is_python = command[0] in ("-m", sys.executable) or command[0].endswith(".py")
     command = command[command[0] == sys.executable :]
     if not is_python and shutil.which(command[0]) is None:

@@ -38,8 +38,8 @@ def folder(backend: str) -> Path:
     if not (all_of_them / name).exists():
         others = ", ".join(sorted(path.name for path in all_of_them.glob("cuda*")))
         raise ConfigError(
-            f"torch {_version('torch')} is a build for {name}, for which there are no simulated "
-            f"devices ({others}): install another build of torch"
+            f"torch {_version('torch')} is a build for {name}, but simulated devices exist only "
+            f"for {others}: install another build of torch"
         )
     return all_of_them / name
 
@@ -104,7 +104,7 @@ def _cuda_version() -> int:
     if not _is_cuda_build():
         raise ConfigError(
             f"torch {_version('torch')} of {sys.executable} is not built for CUDA, which simulated "
-            "GPUs need: install one, for example by `pip install --no-deps torch`"
+            "GPUs need: install a CUDA build, for example by `pip install --no-deps torch`"
         )
     major, minor = map(int, _version("torch", "cuda").split("."))
     return major * 1000 + minor * 10
@@ -133,8 +133,8 @@ def _npu_folder() -> Path:
                 command = [sys.executable, "-E", "-s", *paths]
                 if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
                     raise ConfigError(
-                        "the libraries of simulated NPUs could not be compiled, for which g++ and "
-                        "binutils are needed: the reason is above"
+                        "the libraries of simulated NPUs could not be compiled (g++ and binutils "
+                        "are needed): the reason is above"
                     )
                 out.rename(made)
     return made

@@ -75,13 +75,13 @@ def answer_of(found: DryRun, report: Report, files: RunFiles) -> Answer:
             lines.insert(0, Line("why", f"the cache was given back {times} to find memory: slow"))
     if report.stopped:
         steps = number(report.steps, "step")
-        text = f"after {steps} of the optimizer; what follows runs with --stop-after-steps 0"
+        text = f"after {steps} of the optimizer; to run the rest, give --stop-after-steps 0"
         if report.stopped == "time":
-            text = f"by the time limit, at {report.place}; it may wait for a value"
+            text = f"by the time limit, at {report.place}; the program may be waiting for a value"
         lines.insert(0, Line("ended", text))
     deciding = [f"{value.place} {value.source}" for value in found.values if value.decides]
     if deciding:
-        deciding.insert(0, "these lines decide by what the device computes, which is 0 here:")
+        deciding.insert(0, "these lines depend on values from the device, which are 0 here:")
     if hidden := len(deciding[1 + _VALUES :]):
         deciding[1 + _VALUES :] = [f"and {number(hidden, 'more line')}"]
     lines += [Line("values", text) for text in deciding]

@@ -188,8 +188,8 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
             )
         if module.is_initialized() and module.is_current_stream_capturing():
             raise PytracerError(
-                "a graph is being captured, and its pool would mix segments of both kinds; change "
-                "allocator settings before or after the capture"
+                "a graph is being captured, and its pool would mix segments of old and new "
+                "settings; change allocator settings before or after the capture"
             )
         try:
             before = running.in_force(backend)
@@ -249,8 +249,8 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
             for key in ("max_split_size_mb", "garbage_collection_threshold"):
                 if key in new:
                     raise ConfigError(
-                        f"torch_npu refuses expandable segments together with {key}, which is "
-                        f"{new[key]}; start the program without it in {VARIABLE['npu']}"
+                        f"torch_npu refuses expandable segments while {key} is {new[key]}; start "
+                        f"the program without {key} in {VARIABLE['npu']}"
                     )
 
     def _give_up(self, before: str) -> None:

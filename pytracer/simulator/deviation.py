@@ -139,8 +139,8 @@ def deviation_text(deviation: Deviation) -> str:
     largest = "" if event is None else f" (event {event:,})"
     if deviation.missed:
         missed = (
-            f" That simulation ended {deviation.missed:,} allocations and frees before the end of "
-            "the recording."
+            f" That simulation lacks the last {deviation.missed:,} allocations and frees of the "
+            "recording."
         )
     share = f"{deviation.peak_share:+.1%}".replace("%", " %")
     return (

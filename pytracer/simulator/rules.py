@@ -166,7 +166,7 @@ def _with_range(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:
         _check(0 < size < 2**50, key, value, "a positive number")
         return replace(rules, range_bytes=size)
     factor = _number(key, value)
-    wanted = "a part of the device up to 1.125, or gibibytes as in 40G"
+    wanted = "a share of the device (at most 1.125), or gibibytes as in 40G"
     _check(0 < factor <= 1.125, key, value, wanted)
     return replace(rules, range_factor=factor)
 

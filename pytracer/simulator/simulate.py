@@ -133,8 +133,8 @@ def version_note(recording: Recording) -> str | None:
     name = "torch_npu" if recording.backend == "npu" else "torch"
     if recording.torch_version is None:
         return (
-            f"The file does not have the version of {name}. The simulator follows the rules of the "
-            "newest version that it knows."
+            f"The file does not say which version of {name} wrote it. The simulator follows the "
+            "rules of the newest version that it knows."
         )
     return (
         f"Unchecked: no test has compared the simulator with the allocator of {name} "

@@ -325,7 +325,7 @@ def patch_torch() -> None:
         }
         for backend in exists:
             if exists[backend] and backend not in _patches:
-                failed = f"the recorder of torch.{backend} is not replaced, and records itself"
+                failed = f"the recorder of torch.{backend} is not replaced, and stays in use"
                 with harmless(f"{failed}: {{error}}"):  # this torch lacks one of the functions
                     _patches[backend] = ReplacedFunctions(backend)
 

@@ -68,8 +68,8 @@ def enter(user: Any, output: Path) -> None:
         _path = path
         if reasons and not ranks.current().rank:  # no rank, or the first
             warn_once(
-                f"if this process is killed, its recording stays in {folder} of its machine, where "
-                f"`pytracer show {output}` finds it. It cannot be in {reasons[0]}",
+                f"if this process is killed, its recording stays in {folder} on its machine, where "
+                f"`pytracer show {output}` finds it. It could not be kept in {reasons[0]}",
                 "box is elsewhere",
             )
         restoring.remove_surplus(folder)
@@ -97,7 +97,7 @@ def describe(
         return
     _described_at = time.monotonic()
     _users[user] = description
-    with harmless("the box of this process is not up to date: {error}", "box"):
+    with harmless("if this process is killed, its recording may be outdated: {error}", "box"):
         described = description()
         text = json.dumps(described, default=repr).encode()
         if len(text) > _core.MAX_DESCRIPTION:
@@ -149,7 +149,7 @@ atexit.register(remove_unused)  # early, so that it runs after the tracers' last
 _AT_START_S = 60.0  # beside the job
 _AT_EXIT_S = 10.0
 _MOST_OUTPUTS = 8
-_NOT_RESTORED = "what killed processes have left cannot be restored: {error}", "left boxes"
+_NOT_RESTORED = "recordings of killed processes cannot be restored: {error}", "left boxes"
 
 _threads: dict[Path, threading.Thread | None] = {}  # of this process, by the output
 _pid: int | None = None

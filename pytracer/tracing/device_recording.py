@@ -117,9 +117,9 @@ class DeviceRecording:
         ]
         if new and before and "cpu" in self.options.device:
             error = HookError(
-                "the device appeared when the CPU was already being recorded, and recording it "
-                "would end that recording; make all devices visible before the tracer starts, or "
-                "give the CPU a tracer of its own"
+                "the device appeared after the recording of the CPU began, and recording it too "
+                "would end the CPU's recording; make all devices visible before the tracer starts, "
+                "or give the CPU a tracer of its own"
             )
             self.leave_out(", ".join(new), error)
             return None

@@ -137,10 +137,10 @@ class _Watcher:
                 return
         name = signal.Signals(watch.number).name
         warn_once(
-            f"the program installed a handler of its own for {name} after the tracer had started: "
-            "the signal writes a snapshot only if that handler calls the one before it. The job "
-            "and its recording continue. Install the program's handler before the tracer starts, "
-            "then both run, or choose another signal",
+            f"the program installed its own handler for {name} after the tracer had started: the "
+            "signal writes a snapshot only if that handler calls the tracer's. The job and its "
+            "recording continue. To run both, install the program's handler before the tracer "
+            "starts, or choose another signal",
             f"another handler of {name}",
         )
 

@@ -170,8 +170,8 @@ check_role = check_text(
 )
 check_step_from = check_text(
     r"none|framework|optimizer(:[^\W\d]\w*)?",
-    'is unknown: give "framework", "optimizer", "optimizer:" and the name of its class, "none", or '
-    "None",
+    'is unknown: give "framework", "optimizer", "optimizer:CLASS" (with its class name), "none", '
+    "or None",
 )
 check_phases = check_text(
     "auto",
@@ -208,8 +208,8 @@ def check_steps(steps: object) -> Sequence[int] | None:
         with contextlib.suppress(WrongValueError):
             return tuple(map(check_int(1, MAX_STEP), given))
     raise WrongValueError(
-        f"is not a list of steps: give a list of integers from 1 to {MAX_STEP} (as a text "
-        f'"3,10-12", of one range or at most {MAX_LISTED_STEPS:,} steps), [] or None'
+        f"is not a list of steps: give a list of integers from 1 to {MAX_STEP} (or a text such as "
+        f'"3,10-12": one range, or at most {MAX_LISTED_STEPS:,} steps), [] or None'
     )
 
 
@@ -249,8 +249,8 @@ def check_schedule(schedule: object) -> Schedule | None:
     if schedule is None or isinstance(schedule, CyclicSchedule):
         return schedule
     wanted = (
-        "give what torch.profiler.schedule() returns, or None (in the variable its arguments, as "
-        'in "wait=1,warmup=1,active=3,repeat=2,skip_first=10": numbers, active from 1)'
+        "give what torch.profiler.schedule() returns, or None (in the variable: its arguments, as "
+        'in "wait=1,warmup=1,active=3,repeat=2,skip_first=10"; all integers, active at least 1)'
     )
     if not callable(schedule):
         raise WrongValueError(f"is not a schedule: {wanted}")
@@ -259,7 +259,7 @@ def check_schedule(schedule: object) -> Schedule | None:
     except Exception as error:
         raise WrongValueError(f"fails for step 0: {error!r}: {wanted}") from error
     if getattr(answer, "name", None) not in SCHEDULE_ACTIONS:
-        wrong = "for step 0, which is not a torch.profiler.ProfilerAction"
+        wrong = "for step 0, not a torch.profiler.ProfilerAction"
         raise WrongValueError(f"returns {brief(answer)} {wrong}: {wanted}")
     return schedule
 
@@ -322,7 +322,7 @@ def check_metadata(metadata: object) -> dict[str, Any]:
         return {}
     if not isinstance(metadata, dict):
         raise WrongValueError(
-            'is not a dict: give a dict, or None (in the variable JSON, such as {"run": 7}, or '
+            'is not a dict: give a dict, or None (in the variable: JSON such as {"run": 7}, or '
             "batch=2,length=512)"
         )
     try:

@@ -143,7 +143,7 @@ class TracerOptions:
         *(100_000, "INTEGER", form.parse_int, form.check_int(1, MAX_ENTRIES_LIMIT, 100_000)),
         "How many ring events of 48 bytes are kept for each device. An allocation and its free "
         "are two events, or three if the free is completed later. To keep N steps, set at least "
-        "2 N times the allocations of a step (column `allocs` of the table *Steps*). A full ring "
+        "twice the allocations of N steps (column `allocs` of the table *Steps*). A full ring "
         "overwrites its oldest events.",
     )
     stack_depth: Option[int, int] = Option(
@@ -152,9 +152,9 @@ class TracerOptions:
     )
     max_stack_bytes: Option[int, int] = Option(
         *(2**25, "INTEGER", form.parse_int, form.check_int(*STACK_BYTES_LIMITS, 2**25)),
-        "The largest size of the stack table, which all tracers share; the first one sets it. When "
-        "the table is full, unused stacks are removed. If no room remains, events with a new stack "
-        "have none, and `dropped` counts them.",
+        "The largest size of the stack table, which all tracers share: the first one decides. When "
+        "it is full, unused stacks are removed. If that makes no room, events with new stacks are "
+        "recorded without them, and counted in `dropped`.",
         shown="32 MiB",
     )
     forward_stacks: Option[bool | None, bool | None] = Option(
@@ -166,9 +166,9 @@ class TracerOptions:
     pinned_memory: Option[bool | None, bool | None] = Option(
         *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
         "Whether to record torch's pinned host memory (`pin_memory=True`) too, as the device "
-        "`host`: 200 to 300 ns an event. torch's allocator stays wrapped until the process ends. "
-        "This needs torch 2.8 or newer, and a hook. Not given: on if the hook is ready. `True`: "
-        "the hook is compiled if it is missing.",
+        "`host`. It costs 200 to 300 ns an event. torch's allocator stays wrapped until the "
+        "process ends. Needs torch 2.8 or newer, and a compiled hook. Not given: on if the hook is "
+        "ready. `True`: the hook is compiled if it is missing.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),
@@ -189,7 +189,7 @@ class TracerOptions:
     )
     memory_snapshot_num_steps: Option[int, int] = Option(
         *(1, "INTEGER", form.parse_int, form.check_int(1, MAX_STEPS_LIMIT, 1)),
-        "How many of the `steps` share a file, which also has what is between them. Needs `steps`.",
+        "How many of the `steps` share a file, with what happens in between. Needs `steps`.",
     )
     schedule: Option[Schedule | None, Schedule | None] = Option(
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
@@ -202,10 +202,10 @@ class TracerOptions:
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
         'The source that ends a step, in addition to `step()`. `"optimizer"`: each step of the '
         'first torch optimizer that steps; `"optimizer:AdamW"`: of the first one of this class. '
-        '`"framework"`: verl ends the steps that it profiles. Without verl, the same as '
-        '`"optimizer"`, until another optimizer steps twice in between, or the program calls '
-        '`step()`: then those count, if no steps are selected. `"none"`: only `step()`. `None`: '
-        '`"framework"`, or `"none"` if steps are selected.',
+        '`"framework"`: verl ends the steps that it profiles. Without verl, it is like '
+        '`"optimizer"`, but another optimizer takes over if it steps twice while the first does '
+        'not. If no steps are selected, calls of `step()` take over, too. `"none"`: only '
+        '`step()`. `None`: `"framework"`, or `"none"` if steps are selected.',
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),
@@ -233,8 +233,8 @@ class TracerOptions:
     )
     max_oom_snapshots: Option[int, int] = Option(
         *(3, "INTEGER", form.parse_int, form.check_int(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
-        "How many out-of-memory snapshots are kept, the first ones and the latest. Each is written "
-        "before the exception is raised. `1`: only the latest. `0`: none is written.",
+        "How many out-of-memory snapshots are kept: the first ones plus the latest. Each is "
+        "written before the exception is raised. `1`: only the latest. `0`: none is written.",
     )
     keep_last: Option[int | None, int | None] = Option(
         *(None, "INTEGER", form.parse_int, form.optional(form.check_int(1, MAX_KEPT_LIMIT, None))),
@@ -252,7 +252,7 @@ class TracerOptions:
     )
     trigger_file: Option[Output, str | None] = Option(
         *(None, "FILE", str, form.check_trigger_file),
-        "A file. A snapshot is written each time it is created or touched, about a second later.",
+        "A trigger file: about a second after it is created or touched, a snapshot is written.",
     )
 
 
@@ -367,15 +367,15 @@ def _contradictions(
         problem = f"{shown('steps')} and {shown('schedule')} both select steps: give one of them"
         yield ("steps", "schedule"), problem
     elif values["memory_snapshot_num_steps"] > 1 and not values["steps"]:
-        remedy = "give `steps`, or leave it out"
+        remedy = "give `steps`, or leave this option out"
         if values["schedule"] is not None:
             remedy = "leave it out: a schedule's `active` says how many steps share a file"
         problem = f"{shown('memory_snapshot_num_steps')} has no effect without `steps`: {remedy}"
         yield ("memory_snapshot_num_steps",), problem
     if values["discrete"] and not values["steps"] and values["schedule"] is None:
         problem = (
-            f"{shown('discrete')} needs selected steps, which bound the number of files: give "
-            "`steps` or `schedule`, or leave it out"
+            f"{shown('discrete')} needs selected steps, to limit the number of files: give "
+            "`steps` or `schedule`, or leave this option out"
         )
         yield ("discrete",), problem
 

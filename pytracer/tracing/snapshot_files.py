@@ -180,7 +180,7 @@ class Files:
             return
         if min(chosen) >= rank.world_size:
             warn_once(
-                "no snapshots of steps and at the end will be written: "
+                "neither snapshots of steps nor one at the end will be written: "
                 f"ranks={brief([*chosen])} selects none of the ranks 0 to {rank.world_size - 1}"
             )
 
@@ -259,8 +259,8 @@ class Files:
         if is_at_the_end and path != (first := self._path("exit", "")):
             warn_once(
                 f"{first} already has a snapshot of this process, which is kept: the next snapshot "
-                f"is {path}, and later ones are numbered on. For other names, give each tracer its "
-                "own output",
+                f"is {path}, and later ones get the next numbers. For other names, give each "
+                "tracer its own output",
                 f"numbered: {first}",
             )
         call: Any = self._options.on_snapshot

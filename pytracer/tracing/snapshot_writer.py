@@ -44,7 +44,7 @@ def _reason(failure: Exception, path: Path) -> str:
     number = getattr(failure, "errno", None)
     if number not in (errno.ENOSPC, errno.EDQUOT):
         return str(failure)
-    reason = "the disk is full" if number == errno.ENOSPC else "the user's part of the disk is full"
+    reason = "the disk is full" if number == errno.ENOSPC else "the user's disk quota is exceeded"
     with contextlib.suppress(OSError):  # the folder may be gone, or its server
         if number == errno.ENOSPC:
             reason += f" ({size(shutil.disk_usage(existing(path.parent)).free)} free)"
@@ -290,7 +290,7 @@ class SnapshotWriter:
         """Report the first file of a step or a phase on stderr."""
         if not self._has_reported_steps:
             self._has_reported_steps = True
-            self._report(path, "; later files of steps are written without a line")
+            self._report(path, "; later files of steps are written without a message")
 
     def _report(self, path: Path, more: str = "") -> None:
         if self.files is not None and self.files.is_of_first_process:

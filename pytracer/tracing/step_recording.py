@@ -329,9 +329,8 @@ class StepRecording:
         if view is not None and view.overwritten:
             entries = self._recording.options.trace_alloc_max_entries
             warn_once(
-                f"{window.name} has more events than trace_alloc_max_entries={entries}: the "
-                "file of such a window has only the latest events. Raise "
-                "trace_alloc_max_entries to keep all",
+                f"{window.name} has more events than trace_alloc_max_entries={entries}: its "
+                "file has only the latest events. Raise trace_alloc_max_entries to keep all",
                 "overwritten",
             )
         assert self._writer.files is not None

@@ -110,7 +110,7 @@ class _OptimizerSteps(Source):
             return (
                 "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, select the "
                 "steps in global_profiler.steps; with profile_continuous_steps, only the first of "
-                "consecutive ones is reported"
+                "consecutive steps is reported"
             )
         call = ". Call tracer.step() at the end of each step" if self._is_framework else ""
         return f"{self.name}: none has stepped{call}"
@@ -139,14 +139,14 @@ class _OptimizerSteps(Source):
                 self._others.add(id(optimizer))
         elif self._wanted in ("", name):
             first = self._class_name
-            warn_once(f"steps are those of the first {first}; another {name} is not counted")
+            warn_once(f"only steps of the first {first} count, not those of another {name}")
 
     def program_steps(self) -> None:
         if self._followed is not None:
             warn_once(
                 f"steps are counted twice: the program calls tracer.step(), and step_from counts "
-                f"each step of the {self.name}. Remove one of them, or the numbers of steps are "
-                "not those of the program",
+                f"each step of the {self.name}. Remove one of them; otherwise the numbers of steps "
+                "differ from the program's",
                 "steps twice",
             )
 

@@ -271,7 +271,7 @@ def test_values_that_a_thread_without_python_reads(folder: Path, backend: str) -
         ({"rank": 2, "world_size": 2}, "rank=2 of 2 ranks: the first rank is 0"),
         ({"context_memory_bytes": 10**12}, "the device has"),
         ({"output": "snapshot.pickle"}, "give a new or empty folder"),
-        ({"stop_after_steps": -1}, "must not be negative"),
+        ({"stop_after_steps": -1}, "must be 0 or more"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:

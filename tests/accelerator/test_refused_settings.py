@@ -16,7 +16,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("foo:1", 'no setting "foo"'),
         ("expandable_segment:True", "did you mean expandable_segments?"),
         ("expandable_segments:maybe", '"expandable_segments:maybe": Expected'),
-        ("expandable_segments", 'cannot be read from "expandable_segments"'),
+        ("expandable_segments", 'malformed from "expandable_segments"'),
     ],
     "cuda": [
         ("max_split_size_mb:abc", '"max_split_size_mb:abc": a number is expected'),
@@ -33,7 +33,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("page_size:1g", "start the program with PYTORCH_NPU_ALLOC_CONF=page_size:1g"),
         ("garbage_collection_threshold:0.5", "cannot change garbage_collection_threshold"),
         ("max_split_size_mb:abc", '"max_split_size_mb:abc": a number is expected'),
-        ("expandable_segments:True,max_split_size_mb:100", "refuses expandable segments together"),
+        ("expandable_segments:True,max_split_size_mb:100", "refuses expandable segments while"),
         ("release_lock_on_cudamalloc:True", "another version or device has it"),
     ],
 }

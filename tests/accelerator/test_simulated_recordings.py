@@ -191,7 +191,7 @@ def test_an_incomplete_recording_is_simulated_from_its_first_event(
     assert deviation.requests == deviation.equal == len(difference) > 500
     assert deviation.peak_bytes == done.peak_reserved_bytes - levels.max() == 0
     # AND notes have the number of older blocks, and name the simulations that start otherwise
-    older = f"{requests.older_blocks} blocks from before"
+    older = f"{requests.older_blocks} blocks"
     kept, other = (note for note in found.notes if older in note)
     assert kept.startswith("The simulation of own settings")
     assert other.startswith(f"The simulation of {EXPANDABLE} starts with an empty cache")

@@ -24,7 +24,7 @@ PLANTED = {
     "errors_are_kept": ("failures[…]", "failures[…]", {"REMEDY": "1"}),
     "varying_lengths": ("expandable_segments:True", "expandable_segments:True", EXPANDS),
     "shared_card_with_a_limit": ("Raise or remove the limit", "", {"REMEDY": "1"}),
-    "fails_in_backward": ("Compute the loss in parts", "", {"PART": "2"}),
+    "fails_in_backward": ("Compute the loss in chunks", "", {"PART": "2"}),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]

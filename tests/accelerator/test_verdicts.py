@@ -132,7 +132,7 @@ def test_memory_of_others(backend: str, tmp_path: Path, is_silent: bool) -> None
     text = explanation.verdicts[0].text
     # Of this process, the simulated driver counts 300 MiB that are not used memory of the device.
     assert ("Other processes hold 2.207 GiB" in text) == (not is_silent)
-    assert ("is unknown, because the driver" in text) == is_silent
+    assert ("the driver did not report which" in text) == is_silent
     # AND the program passes without that process
     assert run(backend, tmp_path, "neighbour") == {"neighbour": "passed"}
 
@@ -140,18 +140,18 @@ def test_memory_of_others(backend: str, tmp_path: Path, is_silent: bool) -> None
 REMEDIES = {
     "garbage": (
         GARBAGE,
-        "Objects that refer to each other, and that nothing else refers to, keep 3.418 GiB.",
-        "gc.collect() would free 3.418 GiB: objects that refer to each other keep them",
+        "Unreachable objects that refer to each other keep 3.418 GiB.",
+        "gc.collect() would free 3.418 GiB: only objects that refer to each other keep this memory",
     ),
     "retry": (
         EXCEPTION,
-        "local variables of the functions that failed, which hold 3.906 GiB.",
+        "The failed functions' local variables, kept by an exception, hold 3.906 GiB.",
         "Retry outside the `except` block, where the exception is gone: it keeps 3.906 GiB.",
     ),
     "longest_batch": (
         LARGER_INPUT,
         "In the 4 steps before, this line requested at most 45 MiB at once, and now 450 MiB,",
-        "Limit the size of one step's input, such as its longest sequence, or divide it.",
+        "Limit the size of one step's input (for example, its longest sequence), or split",
     ),
     "concatenated": (
         REPLACED,
@@ -166,7 +166,7 @@ REMEDIES = {
     "cached_pool": (
         OTHER_POOL,
         "1.953 GiB are free in the memory pool (0, 1), which accelerator/oom_programs.py:",
-        "Drop the CUDA graphs or MemPools that have these pools before this line",
+        "Before this line, drop the CUDA graphs or MemPools that own these pools",
     ),
     "workspaces_of_streams": (
         STREAMS,
@@ -362,7 +362,7 @@ def test_expandable_segments_are_not_suggested_twice(backend: str, tmp_path: Pat
     explanation = explained(tmp_path, "pinned_pages")
     # THEN the verdict does not promise that they help
     assert kinds(explanation) == [UNKNOWN]
-    assert "although expandable segments are on" in explanation.verdicts[0].text
+    assert "Expandable segments are on" in explanation.verdicts[0].text
     commands = [suggestion.command for suggestion in explanation.suggestions]
     assert not any("expandable_segments:True" in command for command in commands)
 
@@ -382,7 +382,7 @@ def test_the_file_at_the_end_of_a_program_that_survived(backend: str, tmp_path: 
     assert sites[0] == sites[1]
 
 
-SEEDS = range(100, amount(115, 150))
+SEEDS = range(100, amount(108, 150))
 
 
 def test_random_programs(backend: str, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_run_obeys_the_off_switch(tmp_path: Path, env: Env) -> None:
         (["--device", "gpu"], "device=['gpu'] is unknown"),
         (["--output", ""], "output='' is not a path: give"),
         (["--schedule", "active=1", "--steps", "3"], "both select steps: give one of them"),
-        (["--discrete", "rollout"], "give `steps` or `schedule`, or leave it out"),
+        (["--discrete", "rollout"], "give `steps` or `schedule`, or leave this option out"),
         (["--nonsense"], "No such option"),
     ],
 )

@@ -241,7 +241,7 @@ def test_a_name_is_read_in_one_pass_whatever_a_file_says() -> None:
 
 def test_the_remedy_fits_what_keeps_graphs() -> None:
     of_graph = look_at("losses[…] of main()", is_graph=True)
-    assert of_graph.endswith("Store .item() or .detach(), or call backward() on each")
+    assert of_graph.endswith("Store .item() or .detach(), or call backward() on each loss")
     cached = look_at("mask (inside a _lru_cache_wrapper)[…] of f()")
     assert cached == (
         "look at the lru_cache of `mask` of f(): give it a small maxsize, or call cache_clear()"

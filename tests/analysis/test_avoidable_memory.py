@@ -62,7 +62,7 @@ def test_lists_of_an_update() -> None:
 def test_gradients_of_the_step_before() -> None:
     blocks = [(100, TRAIN, "gradient"), (100, TRAIN, "parameter")]
     (text,) = found(blocks, CALL)
-    assert "100 KiB of gradients of the step before" in text
+    assert "100 KiB of the previous step's gradients are" in text
     # AND the backward pass and the optimizer need them, and others may be no forward pass
     assert found(blocks, BACKWARD) == found(blocks, STEP) == found(blocks) == []
 
@@ -72,17 +72,17 @@ def test_a_model_that_no_optimizer_steps() -> None:
     of_other = [(90, TRAIN, "gradient", "grad of Net#1.a.weight")]
     states = [(50, TRAIN, "optimizer_state", "exp_avg of Net#1.a.weight")]
     (text,) = found(gradients + states)
-    assert "No optimizer has states of Net#2. " in text
+    assert "No optimizer has state for Net#2. " in text
     assert "on it: this saves 200 KiB of gradients" in text
     # AND its gradients are none that zero_grad() drops
     texts = found([*gradients, *of_other, *states], CALL)
     assert len(texts) == 2
-    assert "90 KiB of gradients of the step before" in texts[0]
+    assert "90 KiB of the previous step's gradients are" in texts[0]
     # AND an optimizer may have no states
     assert not found(gradients)
     # AND a name may have braces
     (text,) = found([(100, TRAIN, "gradient", "grad of {Net}.a.weight"), *states])
-    assert "No optimizer has states of {Net}. " in text
+    assert "No optimizer has state for {Net}. " in text
 
 
 def test_files_without_an_out_of_memory_error_have_none() -> None:

@@ -63,7 +63,7 @@ def test_expandable_segments_without_a_trace() -> None:
 
     # THEN they are compared at the end, and the reason is reported once
     device = only_device(state(1024), state(2048))
-    assert (device.at, device.reasons) == ("end", ["device 0 has no trace in it"])
+    assert (device.at, device.reasons) == ("end", ["no trace of device 0"])
     assert rows(device.changes["line"]) == [("grown", 1024, 2048, "line")]
 
 
@@ -128,7 +128,7 @@ def test_blocks_in_the_files_of_several_phases_are_counted_once() -> None:
         (c.before_bytes, c.after_bytes) for c in (*device.changes["line"], *device.changes["phase"])
     ] == [(512, 1024), (512, 1024)]
     assert device.amounts["allocated_bytes"].after == 1024
-    assert device.notes[-1].startswith("These are files of complete steps: ")
+    assert device.notes[-1].startswith("Only files of complete steps count: ")
     # AND each file has its row
     assert [file.delta_bytes for file in found.files] == [1536, 1536, 512]
     # AND without a file of the complete step, the files of phases are used

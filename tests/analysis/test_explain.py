@@ -217,7 +217,7 @@ def test_what_keeps_much_is_named_first(blocks: int, is_much: bool) -> None:
     )
     assert held == f"{4 * blocks} KiB at that moment: {parts}"
     # AND the object that keeps a quarter of all is where to look first
-    look = "Look at `losses[…]` of main(), which keeps 8 KiB: it keeps each step's graph. "
+    look = "Look at `losses[…]` of main(), which keeps 8 KiB: it keeps graphs. "
     assert found.suggestions[0].why.startswith(look) == is_much
 
 
@@ -241,7 +241,7 @@ def test_little_memory_without_a_category_has_no_name(kept: int, is_named: bool)
 @pytest.mark.parametrize(
     ("holder", "category", "expected"),
     [
-        ("losses[0] of main()", "activation", f"{LOOK}: it keeps each step's graph. Store"),
+        ("losses[0] of main()", "activation", f"{LOOK}: it keeps graphs. Store"),
         ("losses[0].keys of main()", "unknown", f"{LOOK}: drop what"),
         (
             "losses (inside a deque) of main()",
@@ -303,13 +303,13 @@ def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) 
     (found,) = explain(program.snapshot())
     # THEN it is where to look if each of three passes has its own loss
     looks = [each.why for each in found.suggestions if each.why.startswith("Look at")]
-    expected = f"Look at `total` of main(), which keeps {4 * passes + losses} KiB: it keeps each"
+    expected = f"Look at `total` of main(), which keeps {4 * passes + losses} KiB: it keeps graphs"
     assert [look.startswith(expected) for look in looks] == [True] * is_named
 
 
 SCORES = 600 * KIB  # so that the blocks of a test fill a segment
 CROSS_ENTROPY = ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "cross_entropy", 1)
-LOSS_IN_PARTS = "Compute the loss in chunks: with this request, blocks the size of the logits take "
+LOSS_IN_PARTS = "Compute the loss in chunks: with this request, logits-sized blocks take "
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,7 @@ def test_a_trace_that_contradicts_the_state() -> None:
     message = str(raised.value)
     address = kept + 512
     assert f"event 3, free_completed of 5000 bytes at {address:#x}: another block is" in message
-    assert message.startswith("a.pickle: the trace of device 0 ")
+    assert message.startswith("a.pickle: replaying the trace of device 0 ")
     assert "skip_actions" in message
 
 

@@ -314,7 +314,7 @@ def test_only_what_is_no_parameter_may_be_kept_by_a_graph(is_model: bool) -> Non
     # THEN only of a graph the answer says how to drop it
     found = leaks_of(observed(step))
     assert found[0].is_of_model == is_model
-    assert ("each step's graph" in remedy(found)) != is_model
+    assert ("it keeps graphs" in remedy(found)) != is_model
 
 
 @pytest.mark.parametrize(("free_mib", "verdict"), [(None, "none"), (100, "none"), (5, "leak")])

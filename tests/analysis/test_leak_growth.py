@@ -118,7 +118,7 @@ def test_memory_released_after_the_last_step(category: str) -> None:
     device = observed(step, begin=begin, end=end)
     # THEN it may be a buffer
     assert device.verdict == "unknown"
-    assert device.reason.startswith("it was released after the last step")
+    assert device.reason.startswith("it was freed after the last step")
     # AND if the end of the program releases the model too, it is a leak: the workspace stays
     kept.clear()
 
@@ -166,7 +166,7 @@ def test_a_buffer_in_a_file_that_lost_its_beginning() -> None:
     device = observed(step, first=76, steps=100, begin=begin)
     # THEN the older blocks that are released prevent an accusation
     assert device.verdict == "unknown"
-    assert "older than the file, were released" in device.reason
+    assert "from before the file's first event were released" in device.reason
 
 
 def test_growing_requests() -> None:
@@ -196,7 +196,7 @@ def test_many_callers_that_grow_rarely() -> None:
     device = observed(step)
     assert (device.verdict, device.reason) == (
         "unknown",
-        "several of its callers grow, and each of them too rarely",
+        "several of its callers grow, but each grows too rarely",
     )
     assert [frame.line for frame in device.growths[0].frames] == [41]
 
@@ -289,4 +289,4 @@ def test_a_block_that_is_replaced_after_the_last_step() -> None:
     # AND it was, if the last one is smaller
     held.clear()
     device = observed(step, begin=model, end=partial(end, size=1))
-    assert device.reason.startswith("it was released after the last step")
+    assert device.reason.startswith("it was freed after the last step")

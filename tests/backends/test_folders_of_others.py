@@ -48,8 +48,8 @@ def behind_a_link_to_a_writable_folder(folder: Path, _: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("exchangeable", "why"),
     [
-        (world_writable, "the folder {} above it has mode 777, with which other users can"),
-        (group_writable, "the folder {} above it has mode 770, with which other users can"),
+        (world_writable, "the folder {} above it has mode 777: other users can"),
+        (group_writable, "the folder {} above it has mode 770: other users can"),
         (of_another, f"the folder {{}} above it belongs to another user ({STRANGER})"),
         (behind_a_foreign_link, f"the symbolic link {{}} belongs to another user ({STRANGER})"),
         (behind_a_link_to_a_writable_folder, "everyones above it has mode 777"),

@@ -111,7 +111,7 @@ def test_diff_of_roles_with_equal_ranks(tmp_path: Path) -> None:
             program.write(tmp_path / run / "step1" / f"torch_memory_rank0_pid{pid}.pickle")
     # THEN each role is compared with itself
     result = invoke("diff", tmp_path / "a", tmp_path / "b", "--fail-over", "0%")
-    assert result.output == "Within the limit of 0%: no peak and no end has grown.\n"
+    assert result.output == "Within the limit of 0%: no peak or end usage grew.\n"
     # AND each has a row
     report = json.loads(invoke("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
     assert {file["after"]: file["after_bytes"] for file in report["files"]} == {
@@ -162,7 +162,7 @@ def test_diff_reports_what_cannot_be_compared(tmp_path: Path) -> None:
     text = " ".join(result.output.split())
     assert "device 0 → [/x]:0, at the peaks" in text
     for sentence in (
-        "The new one is of one phase: it lacks the allocations of other threads in other phases, "
+        "The new one covers one phase: allocations of other threads in other phases are missing, "
         "so its peak may be too low or too high.",
         "The new one has no stacks: call sites are not compared.",
         "The new one has no phases: phases are not compared.",
@@ -234,13 +234,13 @@ def test_files_without_a_trace(tmp_path: Path) -> None:
     old, new = GOLDEN / "native/cuda-1.13.1.pickle", GOLDEN / "native/cuda-2.0.1.pickle"
     # WHEN it is compared, THEN the ends are compared, and its number of allocations is unknown
     result = invoke("diff", old, new, "--device", 0)
-    assert "Compared at the end, not at the peaks: device 0 has no trace in it" in result.output
+    assert "Compared at the end, not at the peaks: no trace of device 0" in result.output
     assert ["", "-", "37", "allocations"] in cells(result.output)
     # WHEN it is exported, THEN a message says that it has no events
     assert invoke("export", old, "--to", "collapsed", "--at", "end").exit_code == 0
     result = invoke("export", old, "--to", "collapsed")
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
-    assert "the file has no events; give --at end" in result.output
+    assert "has only the end state: the file has no events" in result.output
 
 
 def test_names_with_invalid_unicode_and_terminal_control_codes(tmp_path: Path) -> None:

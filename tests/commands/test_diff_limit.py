@@ -54,7 +54,7 @@ def test_the_line_names_the_amount(tmp_path: Path) -> None:
         "Over the limit of 5%: cuda:0: peak allocated 20 MiB → 30 MiB (+10 MiB, +50%).\n"
     )
     assert invoke("diff", after, before, "--fail-over", "5%").output == (
-        "Within the limit of 5%: no peak and no end has grown.\n"
+        "Within the limit of 5%: no peak or end usage grew.\n"
     )
     document = json.loads(invoke("diff", before, after, "--fail-over", "5%", "--json").stdout)
     assert document["limit"] == {

@@ -38,7 +38,7 @@ def test_losses_are_reported(tmp_path: Path) -> None:
     output = re.sub(r"\s+", " ", output)
     for sentence in (
         "The ring overwrote its first 3 events",
-        "10 B were requested before the first event.",
+        "10 B requested earlier were still held at the first event.",
         "Frees of unknown blocks: 11.",
         "Blocks that did not fit into the table of live blocks: 12.",
         "Pools and labels that did not fit into their table: 13.",

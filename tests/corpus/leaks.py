@@ -487,7 +487,7 @@ def hidden_state() -> None:
         state = cell(new(), state)  # LEAK
 
 
-@leak(SIZE, "dataset.cached[…]")
+@leak(SIZE, "cached[…]")
 def dataset_in_device_memory() -> None:
     """a dataset that keeps each sample that was read, and a thread that reads it"""
     training, done = Training(), queue.Queue(maxsize=1)

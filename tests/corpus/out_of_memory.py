@@ -332,7 +332,7 @@ def foreach_update() -> None:
         update(optimizer, loss_of(model, tokens(1, 64)))
 
 
-@runs_out("nearly exhausted", do="MiB of gradients of the step before")
+@runs_out("nearly exhausted", do="MiB of the previous step's gradients")
 def gradients_are_kept_as_zeros() -> None:
     """Exhausted: gradients of the step before are kept, and the batch needs their memory."""
     model = GPT(width=1024, layers=8).to(DEVICE)
@@ -615,7 +615,7 @@ class Server:
             del self.sessions[session]
 
 
-@runs_out("kept growing", kept="server.sessions[…]", do="Look at server.sessions")
+@runs_out("kept growing", "nearly exhausted", kept="server.sessions[…]", do="Look at server.sess")
 def sessions_of_a_server() -> None:
     """Kept: the keys and values of all sessions, in `server.sessions`."""
     server = Server()

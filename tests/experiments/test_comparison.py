@@ -86,7 +86,7 @@ REST = "1 of 1 runs ran out of memory; with expandable_segments:False, 0 of 1"
         (  # the medians differ, but the ranges overlap
             [outcome(10), outcome(12)],
             [outcome(9), outcome(10.5)],
-            "peak reserved differs no more than from run to run; no run ran out of memory",
+            "peak reserved differs no more than repeated runs do; no run ran out of memory",
         ),
         (
             [outcome(10), outcome(12)],

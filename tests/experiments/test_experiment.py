@@ -128,7 +128,7 @@ def test_tracing_that_the_environment_asks_for(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="PYTRACER_STEP_FROM='me' is unknown"):
         given()
     monkeypatch.setenv("PYTRACER", "0")
-    with pytest.raises(ConfigError, match="PYTRACER=0 switches off tracing"):
+    with pytest.raises(ConfigError, match="tracing, which PYTRACER=0 switches off"):
         given()
 
 

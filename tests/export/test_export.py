@@ -167,7 +167,7 @@ def test_a_trace_that_contradicts_its_state_has_only_events(tmp_path: Path) -> N
     snapshot = program.snapshot("x.pickle")
     # WHEN it is exported, THEN without blocks, and with a note
     [note] = write_tables(snapshot, "name", tmp_path)
-    assert note.startswith("x.pickle: no blocks, and no bytes after events: ")
+    assert note.startswith("x.pickle: blocks and the bytes after each event are left out: ")
     events, blocks = tables(snapshot, tmp_path)
     assert (len(events), blocks) == (3, [])
     assert {row["allocated_bytes"] for row in events} == {None}

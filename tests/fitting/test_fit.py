@@ -105,7 +105,7 @@ def test_a_range_of_sizes(tmp_path: Path) -> None:
     assert report["target"] == report["predictions"][-1]
     text = invoke("fit", *recordings(tmp_path), "--at", "batch=8..32..3,length=256").stdout
     assert "9 in all, which --json shows" in text
-    assert "The data are 16 times the largest recorded" in " ".join(text.split())
+    assert "This size is 16 times the largest recorded one" in " ".join(text.split())
 
 
 def test_a_further_recording_is_the_check(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_requests_that_depend_on_values(tmp_path: Path) -> None:
     found = pytracer.fit(*recordings(tmp_path, routed, sizes), at={"batch": 16, "length": 256})
     truth = true_peak(tmp_path, routed, batch=16, length=256)
     assert found.target.peak.allocated_bytes == pytest.approx(truth.allocated_bytes, rel=0.1)
-    assert any("depend on values" in note for note in found.notes)
+    assert any("depend on data" in note for note in found.notes)
 
 
 def test_two_different_programs(tmp_path: Path) -> None:

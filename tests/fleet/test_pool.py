@@ -128,7 +128,7 @@ def test_a_file_whose_process_ended_is_a_row_with_the_reason(tmp_path: Path) -> 
     paths = [str(tmp_path / "run7")]
     done = collect(paths, tmp_path / "table", Killed())
     assert (done.files, len(done.unreadable)) == (3, 1)
-    assert "ended, twice" in done.unreadable[0]
+    assert "died twice" in done.unreadable[0]
     assert {*column(tmp_path / "table", "devices", "rank")} == {0, 2}
 
 

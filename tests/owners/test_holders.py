@@ -388,7 +388,7 @@ def test_what_was_not_searched_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         # THEN the file says so, the answer does, and so do all figures
         unsearched = load(path).metadata.tensors.unsearched
         assert unsearched == len(kept) - value
-        told = f"the search for the objects that keep {unsearched} tensors was cut short"
+        told = f"the search for the objects that keep memory was cut short: {unsearched} tensors "
         (answer,) = explain(load(path))
         assert told in " ".join(answer_of(answer).texts("lost"))
         command = [sys.executable, "-m", "pytracer", "show", path, "--all"]

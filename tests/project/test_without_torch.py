@@ -74,7 +74,7 @@ def test_the_doctor_says_what_is_possible_without_torch(tmp_path: Path) -> None:
         first
         == "pytracer cannot record cpu: torch is not installed for this Python; pip install torch"
     )
-    assert second == "recordings of other machines can be read here: that needs no torch"
+    assert second == "recordings from other machines can be read here without torch"
 
 
 @pytest.mark.parametrize(

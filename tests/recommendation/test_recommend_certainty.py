@@ -145,8 +145,8 @@ def test_the_notes_say_how_the_simulations_start(tmp_path: Path) -> None:
     assert found.deviation is not None
     assert found.deviation.requests == found.deviation.equal > 50
     # AND the notes name the simulations that start with the recorded memory, and the others
-    kept, other = (note for note in found.notes if "from before" in note)
-    assert kept.startswith("The simulation of own settings (defaults) starts with the segments")
+    kept, other = (note for note in found.notes if "starts " in note)
+    assert kept.startswith("The simulation of own settings (defaults) starts at the first")
     assert found.recommended is not None
     assert "expandable_segments:True" in found.recommended.name
     assert other.startswith(f"The simulation of {found.recommended.name} starts with an empty")

@@ -48,7 +48,7 @@ def test_a_worker_of_ray_did_not_crash(tmp_path: Path) -> None:
     # THEN the answer says how Ray ends workers, and does not call it killed
     shown = run_python("-m", "pytracer", "show", "out", cwd=tmp_path)
     assert shown.stdout.startswith("NO PROBLEM FOUND: ended by Ray, or crashed")
-    assert "Ray ends workers so at the end of the job" in " ".join(shown.stdout.split())
+    assert "Ray ends workers like this at the end of the job" in " ".join(shown.stdout.split())
     assert "KILLED" not in shown.stdout
 
 
@@ -472,7 +472,7 @@ tracer = """,
     # WHEN a process is killed THEN it has said where the box is
     done = run(elsewhere + "os.kill(os.getpid(), 9)", cwd=tmp_path, env=env)
     [box] = boxes(tmp_path)
-    assert f"in {box.parent} of its machine, where `pytracer show {tmp_path}/out`" in done.stderr
+    assert f"in {box.parent} on its machine, where `pytracer show {tmp_path}/out`" in done.stderr
     # AND the next process makes its snapshot in the output
     run(START + "import time; time.sleep(0.1)", cwd=tmp_path, env=env)
     assert [*(tmp_path / "out").rglob("killed_*/*.pickle")]

@@ -165,7 +165,7 @@ BAD = [
     ("schedule", "active=1,on=1", "PYTRACER_SCHEDULE='active=1,on=1' is not a schedule: give"),
     ("step_from", "loss", 'PYTRACER_STEP_FROM=\'loss\' is unknown: give "framework", "optimizer"'),
     ("step_from", "optimizer:", "PYTRACER_STEP_FROM='optimizer:' is unknown: give"),
-    ("discrete", "1", "PYTRACER_DISCRETE=True needs selected steps, which bound the"),
+    ("discrete", "1", "PYTRACER_DISCRETE=True needs selected steps, to limit the"),
     ("discrete", "a,,b", "PYTRACER_DISCRETE=['a', '', 'b'] is not a list of phases: give"),
     ("ranks", "0-3", "PYTRACER_RANKS=['0-3'] is not a list of ranks: give integers from 0"),
     ("all_ranks", "maybe", "PYTRACER_ALL_RANKS='maybe' is not a boolean: give True or False"),
@@ -260,7 +260,7 @@ def test_schedules_like_torchs() -> None:
     for bad, message in (
         (
             lambda step: True,
-            r"schedule=<function .*> returns True for step 0, which is not a torch\.prof",
+            r"schedule=<function .*> returns True for step 0, not a torch\.prof",
         ),
         (lambda: None, r"schedule=<function .*> fails for step 0: TypeError\(.*: give what torch"),
         (["RECORD"], r"schedule=\['RECORD'\] is not a schedule: give what torch"),

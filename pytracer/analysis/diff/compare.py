@@ -81,7 +81,7 @@ def compare(
                 by_kind[tuple(map(kind_of, compared)) if place else compared].append(each)
     differences = [device_difference(group) for group in by_kind.values()]
     if has_complete and any(are_of_phases):
-        note = "These are files of complete steps: files of one phase have the same blocks again"
+        note = "Only files of complete steps count: files of one phase hold the same blocks again"
         for difference in differences:
             difference.notes.append(note)
     return Difference(
@@ -99,10 +99,8 @@ def compare(
 
 _FALSIFIES = {
     "forward_stacks": "call sites are compared without the stacks of forward calls, because only "
-    "one side has them. Categories and modules of what the backward pass allocates may differ for "
-    "this reason alone",
-    "stack_depth": "a line that is called through more frames than the smaller depth may be "
-    "another call site",
+    "one side has them. This alone can change the categories and modules of backward allocations",
+    "stack_depth": "a call deeper than the smaller stack_depth may appear under another call site",
     "context": "with less context, blocks or events have no stack",
     "stand_in.stacks": "with other stacks, a block may have another call site",
     "stand_in.skip_actions": "the counts of the skipped events differ",

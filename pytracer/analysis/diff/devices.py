@@ -150,13 +150,13 @@ def _pair(
     for side, file, device in (("baseline", baseline, before), ("new one", new, after)):
         if not reasons and file.metadata.only_phase is not None:
             notes.append(
-                f"The {side} is of one phase: it lacks the allocations of other threads in other "
-                "phases, so its peak may be too low or too high"
+                f"The {side} covers one phase: allocations of other threads in other phases are "
+                "missing, so its peak may be too low or too high"
             )
         elif not reasons and not device.report.is_peak_certain:
             notes.append(
-                f"The peak of the {side} may be higher: the exact sizes of some blocks that are "
-                "older than the file are unknown"
+                f"The peak of the {side} may be higher: some blocks from before its first event "
+                "have no exact size"
             )
     moment = "end" if reasons else "peak"
     old, held = (dict(device.held[moment]) for device in (before, after))
@@ -187,7 +187,7 @@ def _lacking(has_before: bool) -> str:
 def _reasons_for_end(before: DeviceSummary, after: DeviceSummary) -> list[str]:
     """Return why the devices are compared at the end; [] if they are compared at their peaks."""
     reasons = (
-        device.report.contradiction or f"{device.report.name} has no trace in it"
+        device.report.contradiction or f"no trace of {device.report.name}"
         for device in (before, after)
         if device.report.peak_allocated is None
     )

@@ -118,7 +118,7 @@ def check_limit(
         )
         return replace(largest, verdict="unknown", reason=reason)
     grown = f"the largest growth is {largest.reason}"
-    grown = grown if largest.growth_bytes > 0 else "no peak and no end has grown"
+    grown = grown if largest.growth_bytes > 0 else "no peak or end usage grew"
     return replace(largest, reason=f"Within the limit of {limit.text}: {grown}.")
 
 
@@ -131,7 +131,7 @@ def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Itera
             f"{path} has {number(len(after.steps), 'step')}, and the baseline {len(before.steps):,}"
         )
     if kind_of(before.name) != kind_of(after.name):
-        yield f"the baseline is of {before.name}, and {path} of {after.name}"
+        yield f"the baseline is of {before.name}, but {path} is of {after.name}"
 
 
 def _compared(

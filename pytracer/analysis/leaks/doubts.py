@@ -48,10 +48,10 @@ class Doubts:
         if released < 0.25 * count:
             return ""
         if count == 0:
-            return "the steps with all events have no such block"
+            return "no step with complete events has such blocks"
         return (
-            f"{released} blocks of such sizes, older than the file, were released, and the file "
-            "does not say which line allocated them"
+            f"{released} blocks of such sizes from before the file's first event were released; "
+            "the line that allocated them is unknown"
         )
 
     def was_thinned(self, alive: Lives) -> str:
@@ -67,7 +67,7 @@ class Doubts:
         rate = np.count_nonzero(alive.has_event) / (position[-1] + 1 - first)
         if len(earlier) >= 0.75 * rate * (first - begin) - 2:
             return ""
-        return "recent steps hold more than earlier ones, as with a cache that is pruned"
+        return "recent steps hold more than earlier ones, as with a cache that drops old items"
 
     def may_be_cleared(self, level: Column) -> str:
         """Return a doubt if memory fell: nobody knows how long the next epoch or text is."""
@@ -83,10 +83,7 @@ class Doubts:
         if is_certain or before > _LEAST_STAYING * most or rises < 2:
             return ""
         often = "once, by" if len(falls) == 1 else f"{len(falls)} times, by up to"
-        return (
-            f"it fell {often} {size(most)}, and may fall again: it has grown by {size(grown)} "
-            "since then"
-        )
+        return f"it fell {often} {size(most)}, has grown by {size(grown)} since, and may fall again"
 
     def freed_at_end(self, suspects: Lives) -> str:
         """Return a doubt if the blocks were released after the last step, but the others not.
@@ -104,7 +101,7 @@ class Doubts:
             # Else the end of the program released everything.
             is_alone = others <= 0 or freed < least * others
             if is_alone and _bytes_of(suspects, of_suspects) >= least * suspects.size_bytes.sum():
-                return "it was released after the last step, as a buffer of these steps would be"
+                return "it was freed after the last step, like a buffer that these steps use"
         return ""
 
     def volume_grows(self, group: Lives) -> str:

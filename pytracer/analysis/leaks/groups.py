@@ -148,7 +148,7 @@ class _Search:
         is_sure = isinstance(kept, Growth) and kept.reason == self.seen.doubt
         found = kept if parts or is_sure or self.seen.events_from else self._replaced(group) or kept
         if isinstance(found, Growth) and is_leak and parts:
-            reason = "several of its callers grow, and each of them too rarely"
+            reason = "several of its callers grow, but each grows too rarely"
             found = replace(found, verdict="unknown", reason=reason)
         if isinstance(found, Growth) and len(self.growths) == before:
             self.growths.append(found)
@@ -199,8 +199,8 @@ class _Search:
             if self.seen.has_steps and slots < 2 * longest:
                 level = np.cumsum(np.bincount(alive.birth, alive.size_bytes, slots))[births]
                 reason = (
-                    f"some of its blocks were released after {longest} steps: {2 * longest} steps "
-                    "or more in the file would tell whether all are"
+                    f"some of its blocks were released after {longest} steps: a file with "
+                    f"{2 * longest} or more steps would show whether all are"
                 )
                 return self._growth("kept", reason, births, level, alive, alive, False)
             reason = f"its blocks are released after at most {longest} steps"

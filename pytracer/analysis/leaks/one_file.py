@@ -239,7 +239,7 @@ def judged(
     if goes_on and least - known > _GREW * most:
         grew = f"memory grew from {size(most)} to {size(least)}"
         return "unknown", f"{grew}, but no single line kept growing"
-    return "none", "no memory that outlived a step kept growing"
+    return "none", "no memory kept growing from step to step"
 
 
 def unknown(snapshot: Snapshot, device: int, reason: str) -> DeviceLeaks:

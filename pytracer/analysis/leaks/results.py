@@ -288,11 +288,11 @@ def remedy(growths: Sequence[Growth]) -> str:
         return likely_remedy(holder)
     if not tells_where(holder):
         return (
-            "find what keeps the memory that these lines allocate beyond the step: a list, a "
-            "cache, a closure, a module in C++, or a loss that keeps its graph"
+            "find what keeps the memory of these lines after the step: a list, a cache, a closure, "
+            "a module in C++, or a loss that keeps its graph"
         )
     if is_garbage(holder):
-        return "call gc.collect(), or let these objects not refer to each other"
+        return "call gc.collect(), or break the references between these objects"
     if is_of_optimizer(holder):
         return "remove parameters that are not used any more from the optimizer's param_groups"
     if holder.startswith(OF_MODEL):
@@ -304,7 +304,7 @@ def remedy(growths: Sequence[Growth]) -> str:
         return look_at(holder, f" and {marked(second)}")
     if bound_of(holder):
         full = sum(map(bytes_when_full, growths))
-        return f"let {marked(holder)} keep fewer items: they take {size(full)} when it is full"
+        return f"let {marked(holder)} keep fewer items: when full, it takes {size(full)}"
     # All that a graph keeps has the holder of the graph; parameters of a model have theirs, too.
     lines = {growth.frames[0] for growth in growths if growth.frames}
     is_graph = len(lines) > 1 and len({growth.kept_by for growth in growths}) == 1

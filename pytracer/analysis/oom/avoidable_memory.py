@@ -64,7 +64,7 @@ def avoidable(held: Blocks) -> list[str]:
     found = [
         (
             scores,
-            "Compute the loss in chunks: with this request, blocks the size of the logits take {}.",
+            "Compute the loss in chunks: with this request, logits-sized blocks take {}.",
         ),
         (
             loaded,
@@ -73,20 +73,20 @@ def avoidable(held: Blocks) -> list[str]:
         ),
         (
             updates if ways else 0,
-            f"Create the optimizer with {' or '.join(ways)}: its update of all parameters at once "
+            f"Create the optimizer with {' or '.join(ways)}: updating all parameters at once "
             "takes at least {} of temporary memory.",
         ),
         (
             held.bytes_where(held.is_in("category", "activation"))
             if is_evaluated and not references
             else 0,
-            "Call the model under torch.no_grad() if no backward pass follows: in evaluation mode, "
-            "it keeps {} of activations for one.",
+            "If no backward pass follows, call the model under torch.no_grad(): in evaluation "
+            "mode, it keeps {} of activations.",
         ),
         (
             int(size_bytes[is_old].sum()) - sum(untrained.values()) if is_forward else 0,
             "Call optimizer.zero_grad(), with its default set_to_none=True, before the forward "
-            "pass: {} of gradients of the step before are kept.",
+            "pass: {} of the previous step's gradients are kept.",
         ),
     ]
     least = _LEAST_PART * total
@@ -98,7 +98,7 @@ def avoidable(held: Blocks) -> list[str]:
         found.append((saved, text))
     for model, saved in untrained.items():
         text = (
-            f"No optimizer has states of {model}. Unless you train it, call requires_grad_(False) "
+            f"No optimizer has state for {model}. Unless you train it, call requires_grad_(False) "
         )
         found.append((saved, f"{text}on it: this saves {{}} of gradients, and its activations."))
     return [text.replace("{}", size(saved)) for saved, text in found if saved > least]

@@ -360,13 +360,13 @@ def _dropped(facts: Facts) -> Iterator[Verdict]:
     if _fits_without(facts, facts.garbage_bytes, GARBAGE):
         yield Verdict(
             GARBAGE,
-            f"Objects that refer to each other, and that nothing else refers to, keep "
+            f"Unreachable objects that refer to each other keep "
             f"{size(facts.garbage_bytes)}. After gc.collect(), {fitted}",
         )
     if _fits_without(facts, facts.exception_bytes, EXCEPTION):
         yield Verdict(
             EXCEPTION,
-            f"An exception refers to the local variables of the functions that failed, which hold "
+            f"The failed functions' local variables, kept by an exception, hold "
             f"{size(facts.exception_bytes)}. Without this memory, {fitted}",
         )
 
@@ -472,7 +472,7 @@ def _use_text(facts: Facts) -> str:
     text = f"{size(held)} of the available {size(total)} were allocated ({100 * held // total} %)"
     if facts.progress is not None:
         return f"{text}. {facts.progress.text}.{_held_outside(facts)}"
-    text += f", and with this request it would be {size(wanted)}"
+    text += f", or {size(wanted)} with this request"
     if wanted > total:
         text += f": at least {size(wanted - total)} are missing"
     elif facts.sample.free_bytes:
@@ -481,7 +481,7 @@ def _use_text(facts: Facts) -> str:
     if facts.joined is not None and facts.joined.again and wanted <= total:
         more = facts.joined.failure()
     if facts.is_first_backward:
-        more = "Other gradients and the optimizer's states need more."
+        more = "Other gradients and optimizer states need memory, too."
     return f"{text}. {more}{_held_outside(facts)}"
 
 
@@ -550,13 +550,13 @@ def _why_unknown(facts: Facts) -> str:
             )
         return (
             f"{text}allocator has rounded the program's blocks up by {size(sample.rounding_bytes)}."
-            " Another rounding might have left enough."
+            " Less rounding might have left enough."
         )
     if facts.expands:
         return (
             f"{available} were free on the device and {size(own)} in the segments of the request's "
-            "pool, although expandable segments are on. They lie between blocks in use, in pages "
-            "that cannot be given back."
+            "pool, between blocks in use. Expandable segments are on, but cannot give back pages "
+            "that blocks still use."
         )
     if oom.requested_bytes > oom.available_bytes + own:
         pools = "" if oom.is_one_pool else "in other memory pools, such as a CUDA graph's, or "
@@ -625,9 +625,8 @@ def _of_others(facts: Facts, *, is_exhausted: bool) -> Iterator[Verdict]:
     parts = [f"other processes hold {size(others)} of the device"] if others else []
     if others is None:
         parts.append(
-            f"{size(own)} of the device are held outside this process's allocator. Whether by "
-            "other processes or by this process's context and libraries is unknown, because the "
-            "driver did not report the memory of the process"
+            f"{size(own)} of the device are held outside this process's allocator, by other "
+            "processes or by this process's context and libraries (the driver did not report which)"
         )
     elif own > USUAL_CONTEXT_BYTES or not others:
         parts.append(f"this process's context and libraries hold {size(own)} outside the allocator")
@@ -682,10 +681,10 @@ def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
     if pool.streams > 1:
         by += f" on {pool.streams} streams" if by else f", of {pool.streams} streams"
     if oom.segment_bytes <= oom.available_bytes + pool.segment_bytes:
-        text = f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only what "
-        text += "allocates in this pool"
+        text = f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only "
+        text += "allocations in this pool"
     else:
         text = f"{size(pool.all_bytes)} are free in {pool.pools} other memory pools, of which "
-        text += f"{size(pool.segment_bytes)} in {pool.name}{by}: only what allocates in such a pool"
+        text += f"{size(pool.segment_bytes)} in {pool.name}{by}: only allocations in such a pool"
     text += ", and on the same stream," if pool.streams > 1 else ""
     yield Verdict(OTHER_POOL, f"{text} can use them. With them, {_fitted(facts)}")

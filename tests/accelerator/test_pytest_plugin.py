@@ -40,5 +40,5 @@ def test_markers_check_the_accelerator(backend: str, tmp_path: Path) -> None:
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "1 error" in done.stdout
     assert f"test_large allocated 3.815 MiB on {backend}:0, 2.815 MiB more than" in done.stdout
-    assert "test_leak left 391 KiB of its allocations on" in done.stdout
+    assert f"test_leak left 391 KiB of its allocations on {backend}:0" in done.stdout
     assert "test_it.py:" in done.stdout

@@ -84,7 +84,7 @@ def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
     done = python(*form.command, cwd=tmp_path, env=env, program=form.program)
     # THEN the program works, and each process that uses a device writes a snapshot
     assert (done.returncode, done.stderr) == (0, "")
-    assert {*"".join(done.stdout.split()).split("done")} == {""}  # writes may share a line
+    assert "".join(done.stdout.split()) in ("done", "donedone")  # writes may share a line
     found = snapshots(tmp_path)
     assert sorted(found.values()) == form.expected
     assert {Path(name).parent for name in found} <= {Path("outputs/profile/exit")}

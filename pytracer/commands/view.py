@@ -46,7 +46,8 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help="Show at most COUNT events: the newest of the first file, and whole further files.",
+    help="Show at most COUNT events in all: the newest of the first file, then further files "
+    "that fit as a whole.",
 )
 @click.pass_context
 def command(

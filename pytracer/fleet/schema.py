@@ -243,9 +243,9 @@ TABLES = {
         "One row for each device that a file's process has used.", DeviceReport, leak=DeviceLeaks
     ),
     "held": Table(
-        "Who held memory at a moment, by call site, by category and by module. The rows of a "
-        "source, device, moment and `by` add up to the active bytes of the moment. Only the "
-        f"{MOST_GROUPS} largest have a row; one more row is for the others.",
+        "Who held memory at a moment, by call site, by category and by module. For each source, "
+        "device, moment and `by`, the rows add up to the active bytes. Only the "
+        f"{MOST_GROUPS} largest have their own row; one more sums up the rest.",
         HeldMemory,
     ),
     "steps": Table(

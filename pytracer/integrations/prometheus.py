@@ -28,7 +28,7 @@ METRICS: dict[str, tuple[str, Callable[[Counters], float | None]]] = {
         lambda counters: counters.get(_RESERVED),
     ),
     "pytracer_peak_allocated_bytes": (
-        "The most allocated bytes since the start, or since torch's peak was reset.",
+        "The peak of allocated bytes since the start, or since torch's peak was reset.",
         lambda counters: counters.get("allocated_bytes.all.peak"),
     ),
     "pytracer_fragmentation_ratio": (

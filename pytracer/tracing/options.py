@@ -172,8 +172,8 @@ class TracerOptions:
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),
-        "Whether a snapshot has the source text of the program's lines that are in its stacks, "
-        "up to 2,000 lines or 65,536 characters.",
+        "Whether to store the source lines that the stack frames point to, up to 2,000 lines or "
+        "65,536 characters.",
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
         *(None, "JSON|NAME=VALUE,...", form.parse_metadata, form.check_metadata),
@@ -189,23 +189,24 @@ class TracerOptions:
     )
     memory_snapshot_num_steps: Option[int, int] = Option(
         *(1, "INTEGER", form.parse_int, form.check_int(1, MAX_STEPS_LIMIT, 1)),
-        "How many of the `steps` share a file, with what happens in between. Needs `steps`.",
+        "How many of the `steps` are written into one file, which also has the events between "
+        "them. Needs `steps`.",
     )
     schedule: Option[Schedule | None, Schedule | None] = Option(
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
-        "A function that selects the steps, as `torch.profiler.schedule()` returns it; in a "
-        "variable, its arguments, such as `wait=1,active=3`. Consecutive selected steps share a "
-        "file, which ends at a step whose action is `RECORD_AND_SAVE`, or before a step that is "
-        "not selected.",
+        "A function that selects the steps, such as the result of `torch.profiler.schedule()`. "
+        "The environment variable takes the arguments of `schedule()`: `wait=1,active=3`. "
+        "Consecutive selected steps share a file. It ends at a step whose action is "
+        "`RECORD_AND_SAVE`, or before a step that is not selected.",
     )
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
-        'The source that ends a step, in addition to `step()`. `"optimizer"`: each step of the '
-        'first torch optimizer that steps; `"optimizer:AdamW"`: of the first one of this class. '
-        '`"framework"`: verl ends the steps that it profiles. Without verl, it is like '
-        '`"optimizer"`, but another optimizer takes over if it steps twice while the first does '
-        'not. If no steps are selected, calls of `step()` take over, too. `"none"`: only '
-        '`step()`. `None`: `"framework"`, or `"none"` if steps are selected.',
+        'What ends a step, besides `step()`. `"optimizer"`: the torch optimizer that steps first; '
+        '`"optimizer:AdamW"`: the first one of this class. `"framework"`: verl ends the steps that '
+        'it profiles. Without verl, it is like `"optimizer"`, but if a second optimizer steps '
+        "twice while the first does not, the second ends the steps from then on. If no steps are "
+        'selected, steps end at `step()` once it is called. `"none"`: only `step()`. `None`: '
+        '`"framework"`, or `"none"` if steps are selected.',
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),

@@ -81,7 +81,7 @@ def compare(
                 by_kind[tuple(map(kind_of, compared)) if place else compared].append(each)
     differences = [device_difference(group) for group in by_kind.values()]
     if has_complete and any(are_of_phases):
-        note = "Only files of complete steps count: files of one phase hold the same blocks again"
+        note = "Only complete steps are compared: their phases would count the same blocks twice"
         for difference in differences:
             difference.notes.append(note)
     return Difference(

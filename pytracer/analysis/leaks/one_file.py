@@ -29,7 +29,7 @@ from pytracer.reading.snapshot import ALLOC, OOM, Column, Frame, Snapshot, Trace
 from pytracer.reading.steps import step_at, steps_at
 from pytracer.text import size
 
-TIME_SLICES = 24  # the number of slices of a file without steps
+SLICES = 24  # the number of slices of a file without steps
 
 _GREW = 1.25
 """Memory has grown as a whole if the last third of the steps always had so many times the most of
@@ -65,7 +65,7 @@ class Timeline:
 
 
 def timeline(data: DeviceData) -> Timeline:
-    """Return the complete steps of a trace, or slices of its time if it has no steps."""
+    """Return the complete steps of a trace, or equal numbers of its events if it has none."""
     steps: list[int] = []
     edges: list[int] = []
     for step, first in data.boundaries:
@@ -87,13 +87,12 @@ def _slices(trace: Trace, has_times: bool) -> Timeline:
     # After the last allocation, a program that ends frees what it kept.
     allocs = np.flatnonzero(trace.action == ALLOC)
     events = int(allocs[-1]) + 1 if len(allocs) else len(trace)
+    # Slices of equal time would depend on the speed of the machine.
+    edges = np.linspace(0, events, min(SLICES, max(events, 1)) + 1).astype(np.int64)
     if has_times:
         time_s = (np.maximum.accumulate(trace.time_us[:events]) - trace.time_us[0]) / 1e6
-        ends = np.linspace(0, float(time_s[-1]), TIME_SLICES + 1)
-        if ends[-1] > 0:
-            edges = np.append(np.searchsorted(time_s, ends[:-1]), events)
-            return Timeline("second", edges, ends[1:], begins_late=True)
-    edges = np.linspace(0, events, min(TIME_SLICES, max(events, 1)) + 1).astype(np.int64)
+        if time_s[-1] > 0:
+            return Timeline("second", edges, time_s[edges[1:] - 1], begins_late=True)
     return Timeline("slice", edges, np.arange(1.0, len(edges)), begins_late=True)
 
 

@@ -64,12 +64,13 @@ def avoidable(held: Blocks) -> list[str]:
     found = [
         (
             scores,
-            "Compute the loss in chunks: with this request, logits-sized blocks take {}.",
+            "Compute the loss in chunks: blocks as large as the logits take {}, this request "
+            "included.",
         ),
         (
             loaded,
-            'Load the checkpoint with map_location="cpu": on the device, it keeps {} next to the '
-            "model.",
+            'Load the checkpoint with map_location="cpu": on the device, its tensors take {} in '
+            "addition to the model.",
         ),
         (
             updates if ways else 0,
@@ -80,8 +81,8 @@ def avoidable(held: Blocks) -> list[str]:
             held.bytes_where(held.is_in("category", "activation"))
             if is_evaluated and not references
             else 0,
-            "If no backward pass follows, call the model under torch.no_grad(): in evaluation "
-            "mode, it keeps {} of activations.",
+            "The model is in evaluation mode, but keeps {} of activations. If no backward pass "
+            "follows, call it under torch.no_grad().",
         ),
         (
             int(size_bytes[is_old].sum()) - sum(untrained.values()) if is_forward else 0,

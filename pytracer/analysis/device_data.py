@@ -107,7 +107,7 @@ def why_empty(metadata: FileMetadata) -> str:
     if metadata.untraced is not None:
         reason = metadata.untraced.rstrip(".")
     elif metadata.waiting:
-        reason = "it was written while no step was recorded"
+        reason = "it was written while no step was being recorded"
     return f"the file has no events and no segments: {reason}"
 
 

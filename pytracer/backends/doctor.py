@@ -166,4 +166,4 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
 
 
 def _failed(error: Exception) -> str:
-    return f"the examination itself failed: {error!r}; please report this"
+    return f"the check itself failed: {error!r}; please report this"

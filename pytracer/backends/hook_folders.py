@@ -64,8 +64,8 @@ class HookFolder:
         path, content = found
         if sealed(content[: -len(sealed(b""))]) != content:
             warn_once(
-                f"the hook {path} is not loaded: it is damaged, or of an older pytracer (the "
-                "SHA-256 at its end is wrong). Another hook is used or compiled instead"
+                f"the hook {path} is not loaded: it is damaged, or comes from an older pytracer "
+                "(the SHA-256 at its end is wrong). Another hook is used or compiled instead"
             )
         elif _is_noexec(path):
             warn_once(f"the hook {path} is not loaded: {_NOEXEC}")

@@ -117,7 +117,7 @@ def _snapshot(box: Path, output: Path, event: str, when: str, patience_s: float)
     is_limited = resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY
     if done.returncode == -signal.SIGXCPU and event == "killed" and not is_limited:
         places.set_aside(box)
-        raise PytracerError(f"{box} cannot be read: it takes too much processor time")
+        raise PytracerError(f"{box} cannot be read: that would take too much CPU time")
     if done.returncode != 0:
         raise PytracerError(f"cannot read {box}: {last_exception(done.stderr)}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

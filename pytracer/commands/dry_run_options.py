@@ -36,7 +36,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--together",
             is_flag=True,
             default=None,
-            help="Run all ranks, for programs that send objects to each other.",
+            help="Run all ranks, for programs whose ranks send each other objects.",
         ),
         click.option(
             "--stop-after-steps",

@@ -111,8 +111,9 @@ def _notes(comparison: Comparison) -> Iterator[str]:
                 yield f"{setting.name}{which} failed: {outcome.failure}"
         if setting.is_lower_bound("peak_unallocated_bytes"):
             yield (
-                f"{setting.name}: peak unallocated may have been higher, because the snapshots "
-                f"lack events. A larger {variable('trace_alloc_max_entries')} keeps more events."
+                f"{setting.name}: the peak of unallocated memory may have been higher, because "
+                f"the snapshots lack events. A larger {variable('trace_alloc_max_entries')} "
+                "keeps more events."
             )
         if early := sum(run.ended_early and bool(run.ooms) for run in setting.measured):
             yield (

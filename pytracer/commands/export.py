@@ -72,7 +72,9 @@ def command(
         raise click.UsageError(f"--output {output} is named like a snapshot: give another name")
     if to == "parquet":
         if str(output) == "-" or os.path.isfile(output):
-            raise click.UsageError(f"--output {output}: --to parquet writes files into a folder")
+            raise click.UsageError(
+                f"--output {output} must be a folder: --to parquet writes several files"
+            )
         optional("tables need", *parquet.PYARROW)  # one error, and not one for each file
     unsearched: list[PytracerError] = []
     files = find(paths, unsearched.append)

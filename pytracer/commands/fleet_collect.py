@@ -26,7 +26,7 @@ _SHOWN = 5  # how many unreadable files are named
     type=click.Path(path_type=Path),
     help="A new or empty folder for the dataset.",
 )
-@click.option("--run", metavar="NAME", help="The run.  [default: the folder of the files]")
+@click.option("--run", metavar="NAME", help="The name of the run. [default: the files' folder]")
 @click.option(
     "--engine",
     "engine_name",

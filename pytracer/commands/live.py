@@ -78,7 +78,7 @@ def command(wanted: tuple[int | Path, ...], once: bool, dump: bool, as_json: boo
     devices = live_devices(wanted)
     if not devices:
         raise PytracerError(
-            "no recorded process found: it must record into an output, and have used a device"
+            "no recorded process found: a process must have an output set, and have used a device"
         )
     if dump:
         folders = [each for each in wanted if isinstance(each, Path)]

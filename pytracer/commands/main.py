@@ -16,7 +16,7 @@ from pytracer.text import did_you_mean, printable
 
 COMMANDS = {
     "run": "How do I record a program without changing it?",
-    "demo": "Does pytracer work here, and what does it show?",
+    "demo": "Does pytracer work here, and what can it record?",
     "show": "What happened, who holds the memory, and what can I do?",
     "diff": "What changed between two recordings?",
     "view": "What does a recording look like?",
@@ -32,7 +32,7 @@ COMMANDS = {
 here so that `--help` imports no command; a test compares the two."""
 
 FLEET_COMMANDS = {
-    "collect": "How do I make one dataset of many recordings?",
+    "collect": "How do I combine many recordings into one dataset?",
     "report": "Which ranks use more memory, leak, or ran out of memory first?",
 }
 

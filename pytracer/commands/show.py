@@ -42,7 +42,9 @@ class Question:
 @click.command("show")
 @shared.files_argument
 @click.option(
-    "--by", type=click.Choice(KEYS), help="Print who holds memory at one moment, by this key."
+    "--by",
+    type=click.Choice(KEYS),
+    help="Print who holds memory at one moment, grouped by this key.",
 )
 @shared.moment_option
 @click.option(

@@ -38,7 +38,7 @@ from pytracer.text import number, printable, size
     "--baseline",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Also show this snapshot, and the difference to it.",
+    help="Also show this snapshot, and what changed since it.",
 )
 @click.option(
     "--max-events",

@@ -80,7 +80,9 @@ class _Tables:
         reasons = (data.contradiction for data in self._devices if data.contradiction is not None)
         for reason in reasons:
             why = reason.partition(", so the usage")[0]
-            notes.append(f"{path}: blocks and the bytes after each event are left out: {why}")
+            notes.append(
+                f"{path}: blocks, and the bytes in use after each event, are left out: {why}"
+            )
         return notes
 
     def events(self) -> Iterator[Rows]:

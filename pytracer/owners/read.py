@@ -317,7 +317,7 @@ def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | N
 
     `patience`: as for `OwnersNow`.
     """
-    with harmless("a snapshot has no owners of memory: {error}", "owners"):
+    with harmless("a snapshot does not say who owns the memory: {error}", "owners"):
         marks = session.mark()
         used = [mark.device for mark in marks if mark.used]
         devices = {mark.device for mark in marks} - {_core.HOST_DEVICE}  # which has no tensor

@@ -42,8 +42,8 @@ _MESSAGES = {
         "`torch.cuda.memory._dump_snapshot`, has written"
     ),
     "too large": (
-        "{path} is refused: reading it takes {what}, which is over {times} times the file's size, "
-        "and no recorder's snapshot needs that much{remedy}"
+        "{path} is refused: reading it takes {what}, over {times} times the file's size. A "
+        "snapshot written by a recorder never needs that much{remedy}"
     ),
 }
 

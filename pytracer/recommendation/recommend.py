@@ -288,7 +288,8 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
         if others:
             yield (
                 f"The simulation of {_names(others)} starts with an empty cache. First, it "
-                f"allocates {blocks} older than the trace, whose segments are unknown."
+                f"allocates {blocks} that are older than the trace, and whose segments are "
+                "unknown."
             )
     if recording.were_changed:
         yield (

@@ -309,9 +309,9 @@ def _change(
         text = f"Use {best.name}: {fits}, with {peak} reserved at the peak."
         event = "" if own.failed_event is None else f" at event {own.failed_event:,}"
         why = (
-            f"With its own settings, it runs out of memory for {size(own.failed_bytes or 0)}"
-            f"{event}, with {size(own.waste_at_oom_bytes or 0)} reserved but not allocated at that "
-            "moment."
+            "With its own settings, it runs out of memory at a request for "
+            f"{size(own.failed_bytes or 0)}{event}, with {size(own.waste_at_oom_bytes or 0)} "
+            "reserved but not allocated at that moment."
         )
         if failed and not like:
             notes.append(

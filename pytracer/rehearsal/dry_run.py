@@ -85,7 +85,7 @@ def dry_run(
     model = model_of(device)
     model = replace(model, capacity_bytes=device_memory_bytes or model.capacity_bytes)
     if not 0 <= context_memory_bytes < (most_bytes := model.capacity_bytes):
-        raise ConfigError(f"{context_memory_bytes=}: the device has {most_bytes} bytes")
+        raise ConfigError(f"{context_memory_bytes=}: the device has only {most_bytes} bytes")
     folder = new_folder() if output is None else Path(output)
     if folder.suffix == ".pickle" or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(f"output={folder}: give a new or empty folder for the recordings")

@@ -72,7 +72,9 @@ def answer_of(found: DryRun, report: Report, files: RunFiles) -> Answer:
             lines = [Line("why", f"memory ran out {number(ooms, 'time')}, and the program went on")]
         elif found.flushes:
             times = number(found.flushes, "time")
-            lines.insert(0, Line("why", f"the cache was given back {times} to find memory: slow"))
+            lines.insert(
+                0, Line("why", f"the cache was emptied {times} to find memory, which is slow")
+            )
     if report.stopped:
         steps = number(report.steps, "step")
         text = f"after {steps} of the optimizer; to run the rest, give --stop-after-steps 0"

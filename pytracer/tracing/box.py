@@ -77,7 +77,7 @@ def enter(user: Any, output: Path) -> None:
             multiprocessing.util.Finalize(None, remove_unused, exitpriority=-100)
         return
     warn_once(
-        "if this process is killed, nothing of what it recorded is left: " + "; ".join(reasons),
+        "if this process is killed, everything it recorded is lost: " + "; ".join(reasons),
         "no box",
     )
 

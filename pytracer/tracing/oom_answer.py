@@ -69,7 +69,7 @@ def leave_note(path: Path, answer: Answer | None) -> None:
     alone. Never raises.
     """
     global _waiting
-    with harmless("the out-of-memory exception has no note: {error}"):  # another torch
+    with harmless("no note was added to the out-of-memory exception: {error}"):  # another torch
         _follow()
         lines = ["memory ran out; `pytracer show` says why"]
         if answer is not None:

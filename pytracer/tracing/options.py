@@ -210,9 +210,9 @@ class TracerOptions:
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),
-        "Which phases (`pytracer.annotate`) get a snapshot of their own in each selected step: a "
-        "list of names, or `True` for all that are not nested in another. "
-        "Decorated coroutines and generators get none.",
+        "Which phases (`pytracer.annotate`) get their own snapshot in each selected step: a list "
+        "of names, or `True` for all that are not nested in another. Decorated coroutines and "
+        "generators get no snapshot.",
     )
     phases: Option[str | None, str | None] = Option(
         *(None, "auto|none", form.parse_none, form.check_phases),

@@ -83,7 +83,7 @@ class annotate:  # noqa: N801
         entry, phase = _core.enter_phase(self._name.encode("utf-8", "replace"))
         if phase == 0:
             warn_once(
-                "there are too many names of phases: phases with further names are not recorded. "
+                "there are too many phase names: phases with new names are no longer recorded. "
                 "Use fewer different names"
             )
         self._entered.setdefault(get_ident(), []).append(entry)

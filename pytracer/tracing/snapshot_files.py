@@ -180,7 +180,7 @@ class Files:
             return
         if min(chosen) >= rank.world_size:
             warn_once(
-                "neither snapshots of steps nor one at the end will be written: "
+                "no step snapshots and no final snapshot will be written: "
                 f"ranks={brief([*chosen])} selects none of the ranks 0 to {rank.world_size - 1}"
             )
 

@@ -68,8 +68,8 @@ def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]
     of torch's packages, are not the program's.
     """
     failed = (
-        "the source of the program's lines is not in the snapshot: {error}. Everything else is in "
-        "the snapshot"
+        "the program's source lines are not in the snapshot: {error}. Everything else is in the "
+        "snapshot"
     )
     with harmless(failed, "source lines"):
         program = ProgramFiles.outside(torch_folders)

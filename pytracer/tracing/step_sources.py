@@ -144,8 +144,8 @@ class _OptimizerSteps(Source):
     def program_steps(self) -> None:
         if self._followed is not None:
             warn_once(
-                f"steps are counted twice: the program calls tracer.step(), and step_from counts "
-                f"each step of the {self.name}. Remove one of them; otherwise the numbers of steps "
+                "steps are counted twice: the program calls tracer.step(), and step_from counts "
+                f"each step of the {self.name}. Remove one of them; otherwise the step numbers "
                 "differ from the program's",
                 "steps twice",
             )

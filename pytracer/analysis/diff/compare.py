@@ -100,7 +100,9 @@ def compare(
 _FALSIFIES = {
     "forward_stacks": "call sites are compared without the stacks of forward calls, because only "
     "one side has them. This alone can change the categories and modules of backward allocations",
-    "stack_depth": "a call deeper than the smaller stack_depth may appear under another call site",
+    "stack_depth": (
+        "calls beyond the smaller of the two stack_depth values may appear under another call site"
+    ),
     "context": "with less context, blocks or events have no stack",
     "stand_in.stacks": "with other stacks, a block may have another call site",
     "stand_in.skip_actions": "the counts of the skipped events differ",

@@ -131,7 +131,7 @@ def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Itera
             f"{path} has {number(len(after.steps), 'step')}, and the baseline {len(before.steps):,}"
         )
     if kind_of(before.name) != kind_of(after.name):
-        yield f"the baseline is of {before.name}, but {path} is of {after.name}"
+        yield f"the baseline comes from {before.name}, but {path} comes from {after.name}"
 
 
 def _compared(

@@ -567,7 +567,10 @@ def _why_unknown(facts: Facts) -> str:
         )
     doubt = "the margin is too small to be sure that expandable segments would join enough of it."
     if not _is_known(facts):
-        doubt = "the program never held as much before, and may need more than this allocation."
+        doubt = (
+            "the program never held this much before, and may need still more after this "
+            "allocation."
+        )
     return (
         f"{asked} would fit into the {usable} that are free, {available} on the device and "
         f"{size(own)} inside segments, if they were one piece. But {doubt}"

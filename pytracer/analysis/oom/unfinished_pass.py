@@ -81,8 +81,8 @@ def _optimizer(sizes: dict[str, dict[str, int]]) -> Unfinished | None:
         states[name] for name in made
     )
     return Unfinished(
-        f"The optimizer had made its states for {len(made)} of {len(wanted)} parameters: about "
-        f"{size(more)} more are needed for the rest",
+        f"The optimizer had created its state for {len(made)} of {len(wanted)} parameters; the "
+        f"rest need about {size(more)} more",
         more,
     )
 

@@ -32,7 +32,7 @@ demo: .venv/build-tools
 	.venv/bin/pip $(INSTALL) --no-build-isolation .
 	.venv/bin/pytracer demo
 
-# Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
+# Every test, against the package as users install it: on accelerators with the wheel's prebuilt hooks alone.
 # tests/helpers/devices_of_tests.py has the tests of each accelerator. Three suites run at a time, the
 # longest first, because tests also wait; the output of a suite appears when it ends. At the end comes a line for each
 # suite that ended, with the reasons of its skipped tests (tests/helpers/suite_summary.py).
@@ -97,7 +97,7 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 			--device=$${name%%-*} --maxfail=3 tests/accelerator/test_simulator.py || exit 1; \
 	done
 
-# Tests of compiling need a package without ready hooks.
+# Tests of compiling need a package without prebuilt hooks.
 WITHOUT_HOOKS = rm -rf .venv/lib/python*/site-packages/pytracer/_ready_hooks
 
 wheel: .venv/tools ready-hooks
@@ -115,7 +115,7 @@ ready-hooks: .venv-wheels/tools
 	.venv-wheels/bin/python .ci/wheels hooks --output build/ready_hooks $(HOOKS)
 WITH_HOOKS = --config-settings=cmake.define.PYTRACER_READY_HOOKS=$(CURDIR)/build/ready_hooks
 
-# The wheels of a release, in dist/: one for each Python of PYTHONS, with ready hooks for all releases in
+# The wheels of a release, in dist/: one for each Python of PYTHONS, with prebuilt hooks for all releases in
 # .ci/wheels/pins.json, or for those in HOOKS. The same commit gives the same bytes.
 PYTHONS ?= $(PYTHON)
 wheels: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)

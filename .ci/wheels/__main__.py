@@ -1,4 +1,4 @@
-"""Make the ready hooks of pytracer's wheels, as `make wheels` does.
+"""Make the prebuilt hooks of pytracer's wheels, as `make wheels` does.
 
 python .ci/wheels hooks --output build/ready_hooks                 # for all pinned releases
 python .ci/wheels hooks --output build/ready_hooks torch==2.13.0   # for some
@@ -32,7 +32,7 @@ STAMP = "made-from"  # the file with the hash of what the hooks in a folder were
 
 @click.group()
 def main() -> None:
-    """Make ready hooks, or pin the releases that get them."""
+    """Make prebuilt hooks, or pin the releases that get them."""
 
 
 @main.command("pin")

@@ -1,4 +1,4 @@
-"""Compiles the ready hooks of a release, against headers and without torch's libraries."""
+"""Compiles the prebuilt hooks of a release, against headers and without torch's libraries."""
 
 import hashlib
 import os

@@ -172,14 +172,19 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
         found += (Suggestion("", why) for why in facts.avoidable)
     found += _of_kinds(data, facts, kinds)
     if simulation is not None and (fitting := simulation.fitting_bytes()) is not None:
-        found.append(_do(f"simulated: an input fits if this line requests at most {size(fitting)}"))
+        found.append(
+            _do(f"in a simulation, an input fits if this line requests at most {size(fitting)}")
+        )
     asked, free = facts.oom.requested_bytes, facts.free_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
     if reasons.TOO_LARGE in kinds and may_be_rounded(data.snapshot, asked, free):
         why = "remove roundup_power2_divisions: it may have rounded a smaller request up to"
         found.append(_do(f"{why} {size(asked)}"))
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
-        why = f"this line asks for {size(asked)}: look at its shapes, or compute it in parts"
+        why = (
+            f"this line asks for {size(asked)}: check the shapes of its tensors, or compute the "
+            "result in parts"
+        )
         found.append(_do(why))
     texts = lowering(
         facts.categories,
@@ -220,10 +225,10 @@ def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
     """Return how to find what host memory is for."""
     found = []
     if not host.is_cpu_recorded:
-        why = "In the next run, also records tensors on the CPU."
+        why = "Also records tensors on the CPU in the next run."
         devices = f"{data.snapshot.backend(data.device)},cpu"
         found.append(Suggestion(f"export PYTRACER_DEVICE={devices}", why))
-    text = "memray names what takes host memory: start the program by `memray run`."
+    text = "memray shows what takes host memory: start the program with `memray run`."
     return [*found, Suggestion("", text)]
 
 
@@ -343,7 +348,7 @@ def _dropping(facts: Facts) -> list[Suggestion]:
 
 _OF_STREAMS = {
     "idle": "Make streams once, and use the same ones in each step.",
-    "in turn": "Make a stream once, and use it again.",
+    "in turn": "Create the stream once, and reuse it.",
     "waiting": "Instead of record_stream(), keep the tensor until its own stream has waited for "
     "the other one: torch.cuda.current_stream().wait_stream(other). Or synchronize once a step.",
 }
@@ -377,7 +382,7 @@ def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
     sites = [holder.site.call_site for holder in held]
     is_unnamed = any(site is None or not site.filename for site in sites)
     if is_unnamed and data.snapshot.metadata.forward_stacks is False:
-        why = "In the next run, shows the forward call of each backward allocation."
+        why = "Shows the forward call of each backward allocation in the next run."
         found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))
     # Memory may run out before the first step of an optimizer ends.
     takes_steps = (data.snapshot.metadata.step_from or "").startswith("optimizer")

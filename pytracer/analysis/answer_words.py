@@ -45,8 +45,8 @@ REASONS = {
     reasons.WAITING: "freed memory waits for a stream",
     reasons.FREED: "memory became free too late",
     reasons.LIBRARY: "a library could not allocate device memory",
-    reasons.LARGER_INPUT: "this step needs more than those before",
-    reasons.GROWING: "one line requests more from step to step",
+    reasons.LARGER_INPUT: "this step needs more than earlier ones",
+    reasons.GROWING: "one line requests more with each step",
     reasons.REPLACED: "one line's blocks become larger and larger",
     reasons.EXHAUSTED: "nearly all memory is in use",
     reasons.SHORT: "this step needs more memory than there is",
@@ -173,7 +173,7 @@ def _of_oom(explanation: Explanation) -> Answer:
     if explanation.ooms > 1:
         text = f"This is the last of {explanation.ooms:,} such errors in the recording"
         if explanation.held_before_bytes:
-            text += f"; at the one before, {size(explanation.held_before_bytes)} were held"
+            text += f"; at the previous one, {size(explanation.held_before_bytes)} were held"
         lines.append(Line("why", text))
     leaks = explanation.leaks
     if leaks is not None:
@@ -269,11 +269,12 @@ def _killed_verdict(killed: Killed) -> str:
 
 
 def _ended(killed: Killed) -> Line:
-    text = "without writing: it was killed, crashed, or called os._exit()"
+    text = "without writing a snapshot: it was killed, crashed, or called os._exit()"
     if killed.is_ray_worker:
         text = (
-            "without writing: Ray ends workers like this at the end of the job, by ray.kill(), or "
-            "when host memory is short. A crash looks the same here: see Ray's own log"
+            "without writing a snapshot: Ray ends workers this way at the end of the job, by "
+            "ray.kill(), or when host memory is short. A crash looks the same here: see Ray's "
+            "own log"
         )
     if killed.by_oom_killer:
         text = "without writing, when the kernel's OOM killer ended a process in the same cgroup"

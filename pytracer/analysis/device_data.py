@@ -102,7 +102,8 @@ def expands(data: DeviceData) -> bool:
 def why_empty(metadata: FileMetadata) -> str:
     """Return why a file has no device that was in use, and what to do, as a part of a sentence."""
     reason = (
-        'the program used no recorded device; "pytracer doctor" shows which can be recorded here'
+        'the program used none of the recorded devices; "pytracer doctor" shows which can be '
+        "recorded here"
     )
     if metadata.untraced is not None:
         reason = metadata.untraced.rstrip(".")

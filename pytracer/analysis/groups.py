@@ -130,7 +130,7 @@ def held_by(blocks: Blocks, moment: Moment, by: str, depth: int = 0) -> Held:
     """
     data, path = blocks.data, blocks.data.snapshot.path
     if by in ("category", "owner") and not has_categories(data.snapshot):
-        raise PytracerError(f"{path} has no owners of blocks, so no {by}")
+        raise PytracerError(f"{path} does not say who owns its blocks, so it has no {by}")
     if by == "holder" and not has_holders(data.snapshot) and not blocks["released"].any():
         raise PytracerError(
             f"{path} has no holders of blocks: it does not say which Python objects keep memory"

@@ -238,8 +238,8 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
         raise ContradictionError(
             f"{snapshot.path}: replaying the trace of device {device} does not give the final "
             f"state ({error}), so the usage over time is unknown. Files that lack events "
-            "(one-phase files, torch's with skip_actions) cannot be replayed. For others, take the "
-            "snapshot again"
+            "(one-phase files, torch snapshots with skip_actions) cannot be replayed. For other "
+            "files, take the snapshot again"
         ) from None
     lifetimes = _lifetimes(snapshot, device, trace, blocks, lives)
     uncertain = _uncertain(Usage(*usage), lifetimes, exact_from, rules)

@@ -67,7 +67,7 @@ def main_site_text(call_site: Frame | None) -> str:
 
 def idle_streams_text(found: StreamMemory) -> str:
     """Return sentences about memory that is cached on idle streams."""
-    which = "does not use any more" if found.kind == "idle" else "used one after the other"
+    which = "no longer uses" if found.kind == "idle" else "used one after the other"
     return (
         f"{size(found.size_bytes)} are cached on {found.streams} streams that the program {which}"
         f"{main_site_text(found.call_site)}. Other streams cannot use this memory."

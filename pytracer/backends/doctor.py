@@ -70,7 +70,7 @@ class Examination:
         autograd: The report on the library for forward stacks. Recording works without it.
         host: The report on pinned host memory. Recording works without it.
         ready_hooks: The versions of torch, and for "npu" of torch_npu, for which this package has
-            ready hooks, by backend. Other versions need a C++ compiler.
+            prebuilt hooks, by backend. Other versions need a C++ compiler.
     """
 
     requested: tuple[str, ...]

@@ -130,8 +130,8 @@ class Hooks:
         try:
             if not self._attach(found):
                 raise HookError(
-                    f"another {found.backend.upper()} allocator than torch's own is in use, such "
-                    "as a pluggable one; pytracer cannot record it, so run without it"
+                    f"the {found.backend.upper()} allocator is not torch's own, but for example "
+                    "a pluggable one; pytracer cannot record it, so run without that allocator"
                 )
         except Exception as error:
             self._late_problems[found.backend] = str(error)

@@ -36,7 +36,7 @@ ABANDONED_S = 3600.0
 """The age after which what a build left is deleted: no build takes so long. Its process may run on
 another machine, so that only the age tells."""
 
-READY = "the package's ready hooks"  # the name of their folder
+READY = "the package's prebuilt hooks"  # the name of their folder
 
 _SCRATCH = ".build-"
 _OF_OPEN_ATOMICALLY = r"\.pytracer-\d+-[0-9a-f]+\.tmp"
@@ -79,7 +79,7 @@ class HookBuilder:
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
 
     def find(self, backend: str) -> Found | None:
-        """Look in the folder that the user named, among the ready hooks, and in pytracer's folders.
+        """Look in the folder that the user named, among the prebuilt hooks, and in pytracer's folders.
 
         Nothing is built or written. Raises a HookError without torch, its headers or the sources.
         """
@@ -96,14 +96,14 @@ class HookBuilder:
         return None
 
     def compiler_for(self, backend: str) -> list[str]:
-        """Return the compiler's command as `find_command`; the error names ready hooks, too."""
+        """Return the compiler's command as `find_command`; the error names prebuilt hooks, too."""
         try:
             return self.compiler.find_command()
         except HookError as error:
             if not (releases := self.ready.releases(backend)):
                 raise
             package, running = package_of(backend), self.compiler.release(backend)
-            why = f"the ready hooks are for {package} {', '.join(releases)}"
+            why = f"the prebuilt hooks are for {package} {', '.join(releases)}"
             if public(running) in releases:
                 why += f" as officially published, but the headers of this {package}"
                 raise HookError(f"{why} {running} differ; {error}") from error

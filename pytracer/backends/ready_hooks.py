@@ -1,4 +1,4 @@
-"""The ready hooks of a wheel: compiled before, for released versions of torch and torch_npu.
+"""The prebuilt hooks of a wheel: compiled before, for released versions of torch and torch_npu.
 
 The file `index.json` next to the libraries names them. `.ci/wheels/` in the sources of pytracer
 makes both. One hook serves all builds of a release, for the CPU and for each CUDA.
@@ -31,7 +31,7 @@ class ReadyHook:
 
 
 class ReadyHooks:
-    """The ready hooks of this installation, if it has any, in the folders of its `package`."""
+    """The prebuilt hooks of this installation, if it has any, in the folders of its `package`."""
 
     def __init__(self, package: Sequence[Path], compiler: HookCompiler) -> None:
         self._directories = [folder / FOLDER for folder in package]
@@ -54,7 +54,7 @@ class ReadyHooks:
         return None
 
     def releases(self, backend: str) -> list[str]:
-        """Return the versions of torch or torch_npu that have a ready hook, oldest first."""
+        """Return the versions of torch or torch_npu that have a prebuilt hook, oldest first."""
         found = {hook.release for _, hook in self._hooks if hook.backend == backend}
         return sorted(found, key=_version_order)
 

@@ -70,11 +70,13 @@ def command(
     hooks = context.obj if isinstance(context.obj, Hooks) else HOOKS  # a test gives its own
     if build:
         if as_json:
-            raise click.UsageError("--build has no report: leave out --json")
+            raise click.UsageError("--build prints no report: leave out --json")
         _build(hooks.builder, devices, output)
         return
     if output is not None:
-        raise click.UsageError("--output is the folder for the hooks of --build: add --build")
+        raise click.UsageError(
+            "--output is the folder for the hooks that --build makes: add --build"
+        )
     examination = examine(devices, hooks)
     build_problem = hooks.builder.compiler.mode_problem()
     # The environment's tracer reads all variables, a tracer in the code at most as many.
@@ -144,7 +146,9 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
     if all(report.torch is None for report in reports):
         click.echo("recordings from other machines can be read here without torch")
     elif not examination.autograd.available:
-        click.echo("forward stacks in backward: no (see row autograd); all else is recorded")
+        click.echo(
+            "no forward stacks for the backward pass (see row autograd); all else is recorded"
+        )
     interpreter = examination.interpreter
     click.echo(f"{interpreter.python}: {interpreter.executable}")
     table = Table("backend", "available", "torch", "hook")
@@ -160,9 +164,11 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
         )
     Console().print(table)
     if not any(examination.ready_hooks.values()):
-        click.echo("ready hooks: none in this installation; each torch needs a C++ compiler once")
+        click.echo(
+            "no prebuilt hooks in this installation; each torch version needs a C++ compiler once"
+        )
         return
-    table = Table("backend", "package", "ready hooks, which need no compiler")
+    table = Table("backend", "package", "prebuilt hooks, which need no compiler")
     for library, versions in examination.ready_hooks.items():
         table.add_row(library, package_of(library), ", ".join(versions) or "none")
     Console().print(table)

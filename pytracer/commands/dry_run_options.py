@@ -28,7 +28,9 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             callback=size,
             help="Device memory that a process uses outside torch's allocator.  [default: 600MiB]",
         ),
-        click.option("--world-size", type=positive, help="The number of ranks; one of them runs."),
+        click.option(
+            "--world-size", type=positive, help="The number of ranks; only one of them runs."
+        ),
         click.option(
             "--rank", type=click.IntRange(min=0), help="The rank that runs.  [default: 0]"
         ),
@@ -48,10 +50,13 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "time_limit_s",
             type=click.FloatRange(min=1),
             metavar="SECONDS",
-            help="Stop after this time, and show the line it is at.  [default: 600]",
+            help="After this many seconds, stop and show the current line. [default: 600]",
         ),
         click.option(
-            "--allow-writes", is_flag=True, default=None, help="Write checkpoints, which are zeros."
+            "--allow-writes",
+            is_flag=True,
+            default=None,
+            help="Write checkpoints, filled with zeros.",
         ),
     )
     for option in reversed(options):

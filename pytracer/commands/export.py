@@ -42,8 +42,10 @@ from pytracer.text import file_name, printable
 @click.option(
     "--at",
     type=click.Choice(["peak", "end", "oom"]),
-    help="Which memory collapsed stacks show: at the peak, at the end, or when memory last ran out."
-    "  [default: peak]",
+    help=(
+        "The memory that collapsed stacks show: at the peak, at the end, or when memory last "
+        "ran out. [default: peak]"
+    ),
 )
 @click.option("--by-category", is_flag=True, help="Collapsed stacks begin with the category.")
 def command(

@@ -30,7 +30,7 @@ from pytracer.text import printable
     help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
     "32, batch=8..32..8 in steps of 8.",
 )
-@shared.device_memory_option("recorded device, or of the device of --on")
+@shared.device_memory_option("recorded device, or of the one given by --on")
 @shared.simulated_device_option
 @click.option(
     "--on",
@@ -41,7 +41,9 @@ from pytracer.text import printable
     "arguments, {batch} becomes the batch of --at or --largest. The options from --largest to "
     "--allow-writes are for these runs only.",
 )
-@click.option("--largest", metavar="NAME", help="Find the largest size that fits, by several runs.")
+@click.option(
+    "--largest", metavar="NAME", help="Run several times to find the largest size that fits."
+)
 @dry_run_options.dry_run_options
 @shared.plot_option("the peaks, plotted against one of the sizes")
 @json_option
@@ -86,7 +88,9 @@ def command(
             for_dry_run["device_memory_bytes"] = device_memory_bytes
         context.exit(fit_on(devices, paths, at or {}, largest, as_json, **for_dry_run))
     if for_dry_run or largest is not None:
-        raise click.UsageError("to run the program, add --on DEVICE; else, give recordings only")
+        raise click.UsageError(
+            "to run the program, add --on DEVICE; otherwise, give only recordings"
+        )
     if at is None:
         raise click.UsageError("--at is missing: the sizes to predict, such as batch=16")
     console = Console(stderr=True, highlight=False)

@@ -33,10 +33,12 @@ _SHOWN = 5  # how many unreadable files are named
     default="local",
     show_default=True,
     metavar="local|ray[:ADDRESS]",
-    help="Where to read: in processes of this machine, or as tasks of a Ray cluster.",
+    help="Where to read the files: in processes on this machine, or in tasks on a Ray cluster.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Process limit.  [default: one for each core]"
+    "--workers",
+    type=click.IntRange(min=1),
+    help="The most processes at a time. [default: one per core]",
 )
 @json_option
 @click.pass_context

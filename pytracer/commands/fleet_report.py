@@ -97,7 +97,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[tuple[str, Sequence[Row],
         "verdict": "verdict",
         "call site": _site,
     }
-    yield "Out-of-memory errors in order of time", report.oom_order, columns, -1
+    yield "Out-of-memory errors in time order", report.oom_order, columns, -1
     columns = {
         "files": "slot",
         "ranks": "ranks",

@@ -36,7 +36,7 @@ def check_plot(path: Path) -> None:
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(
-            f"{path} is not a file name of a plot: give a name that ends in {', '.join(_SUFFIXES)}"
+            f"{path} is not a file name for a plot: give one that ends in {', '.join(_SUFFIXES)}"
         )
     if not path.parent.is_dir():
         raise ConfigError(
@@ -68,7 +68,7 @@ def plot_range(found: Fit, path: Path) -> None:
     rows = found.predictions
     ranges = [name for name in rows[0].sizes if len({row.sizes[name] for row in rows}) > 1]
     if len(ranges) != 1:
-        raise ConfigError("a plot needs several values of one size: give --at batch=1..32")
+        raise ConfigError("a plot needs a range of values for one size: give --at batch=1..32")
     name = ranges[0]
 
     def draw(axes: Any) -> None:
@@ -139,7 +139,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
     axes.margins(y=0.15)
     handles = [Patch(color=_COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
     if any(setting.ended_early for setting in settings):
-        label = "ended by out of memory:\npeaks are lower bounds"
+        label = "ended out of memory: peaks are lower bounds"
         handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
     if limit_bytes := max(map(_limit, settings)):
         above = "" if _is_near(limit_bytes, most_bytes) else "\n(above the picture)"

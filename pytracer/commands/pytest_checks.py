@@ -157,7 +157,7 @@ def _tests_own(snapshot: Snapshot, device: int) -> DeviceData | str:
     if not data.history.is_known:
         return data.contradiction or ""
     if snapshot.metadata.device(device).overwritten != 0:
-        return f"the test has more events than the {RING_ENTRIES:,} recorded"
+        return f"the test had more events than the {RING_ENTRIES:,} that were recorded"
     blocks = data.history.blocks
     history = dataclasses.replace(data.history, blocks=blocks.at(blocks.alloc_event >= 0))
     return dataclasses.replace(data, history=history)

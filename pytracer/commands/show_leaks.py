@@ -88,7 +88,7 @@ def _process(device: DeviceLeaks) -> str:
 
 def _observed(device: DeviceLeaks, is_only: bool) -> str:
     who = device.device if is_only else f"{_process(device)}, {device.device}"
-    path = device.path if device.files == 1 else f"the ends of {device.files} files"
+    path = device.path if device.files == 1 else f"the final states of {device.files} files"
     if device.begin_bytes is None or device.end_bytes is None:
         return f"{who}: {path}"
     if device.first is not None and device.last is not None:

@@ -122,7 +122,7 @@ def phases_table(device: DeviceReport, modules: Collection[str], top: int) -> Ta
         "allocs": "allocations",
         "requested": "allocations_bytes",
     }
-    title = "Phases" if is_complete else "Phases other than calls of modules"
+    title = "Phases" if is_complete else "Phases other than module calls"
     return make_table(shown[:top], columns, title=title, text=0)
 
 

@@ -46,8 +46,10 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help="Show at most COUNT events in all: the newest of the first file, then further files "
-    "that fit as a whole.",
+    help=(
+        "Show at most COUNT events in all: the newest of the first file, then each further file "
+        "that fits completely."
+    ),
 )
 @click.pass_context
 def command(

@@ -61,8 +61,8 @@ def experiment(
     """
     if _is_importing_main:
         raise PytracerError(
-            "experiment() is called while a process of the experiment imports the main module: put "
-            'the call under `if __name__ == "__main__":`'
+            "experiment() was called while one of its own processes was importing the main "
+            'module: put the call under `if __name__ == "__main__":`'
         )
     pickled = _pickled(function, tuple(args), dict(kwargs or {}))
     with tempfile.NamedTemporaryFile(prefix="pytracer-") as file:

@@ -41,7 +41,7 @@ def collapse_stacks(
     """
     found = [_held(device_data(snapshot, device), at) for device in used_devices(snapshot)]
     if at == "oom" and found and not any(found):
-        raise PytracerError(f"{snapshot.path} has no out-of-memory error: leave --at oom out")
+        raise PytracerError(f"{snapshot.path} has no out-of-memory error: leave out --at oom")
     holders = [held for held in found if held is not None and len(held)]
     texts = stack_texts(snapshot, _frame, ";", outermost_first=True)
     texts[0] = NO_STACK

@@ -54,7 +54,9 @@ def filled_in(command: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
     for name, value in sizes.items():
         place = f"{{{name}}}"
         if not any(place in part for part in command):
-            raise ConfigError(f"the command has no {place}: write it as the value of {name}")
+            raise ConfigError(
+                f"the command has no {place}: put it where the value of {name} belongs"
+            )
         found = [part.replace(place, str(value)) for part in found]
     return found
 
@@ -131,7 +133,7 @@ def _answer(found: Largest) -> Answer:
         lines.append(Line("largest", f"{name}={found.value + 1:,} does not fit{text}"))
     if found.without_flushes < found.value:
         calm = f"{name}={found.without_flushes:,} of those tried"
-        lines.append(Line("largest", f"{calm}, if the cache is never given back (a slow call)"))
+        lines.append(Line("largest", f"{calm}, if the cache is never released (releasing is slow)"))
     peaks = f"{size(run.peak_allocated_bytes)} allocated, {size(run.peak_reserved_bytes)} reserved"
     lines.append(Line("peak", f"{'at least ' * run.is_least}{peaks} with {name}={found.value:,}"))
     lines.append(Line("check", f"by {number(len(found.runs), 'dry run')}"))

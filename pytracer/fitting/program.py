@@ -198,8 +198,8 @@ def _check_alike(file: Recorded, base: Recorded) -> None:
     )
     if one != other:
         raise PytracerError(
-            f"{paths} have different devices, versions of torch or settings: {one} and {other}. "
-            "A program may then request other memory: record all in the same way"
+            f"{paths} have different devices, torch versions or settings: {one} and {other}. The "
+            "program may then request a different amount of memory: record all in the same way"
         )
     is_in_both = np.isin(base.key, file.key)
     if 2 * is_in_both.sum() < len(is_in_both):

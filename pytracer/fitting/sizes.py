@@ -105,8 +105,8 @@ def variables_of(recorded: Sequence[Sizes], targets: Sequence[Sizes]) -> list[st
             found.append(name)
         elif other := {target[name] for target in targets} - values:
             raise PytracerError(
-                f"all recordings have {name}={values.pop():,}, which does not show what changes at "
-                f"{name}={max(other):,}: give a recording with another {name}"
+                f"all recordings have {name}={values.pop():,}, so the effect of "
+                f"{name}={max(other):,} is unknown: add a recording with another {name}"
             )
     if found and not are_independent(recorded, found):
         raise PytracerError(

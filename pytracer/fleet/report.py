@@ -77,7 +77,7 @@ def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | No
     runs = [name for (name,) in found]
     if not runs:
         raise PytracerError(
-            f"{table} has no files: collect some by pytracer fleet collect PATHS --output {table}"
+            f"{table} has no files: collect some with pytracer fleet collect PATHS --output {table}"
         )
     chosen = runs[0] if run is None else run
     if chosen not in runs:

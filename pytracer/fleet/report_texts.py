@@ -159,8 +159,8 @@ def _growth(report: FleetReport) -> tuple[Verdict, str]:
     if report.growth:
         maybe = report.growth[0]
         return "unknown", (
-            f"Can't tell whether memory leaks, because too few steps were collected: it grew at "
-            f"{site_text(maybe.site)} on {maybe.ranks:,} of {maybe.of_ranks:,} ranks."
+            "Can't tell whether memory leaks, because too few steps were collected. Memory grew "
+            f"at {site_text(maybe.site)} on {maybe.ranks:,} of {maybe.of_ranks:,} ranks."
         )
     observed_ranks = max(report.overview.traced_ranks, report.overview.stepped_ranks)
     if not observed_ranks:

@@ -249,7 +249,7 @@ TABLES = {
         HeldMemory,
     ),
     "steps": Table(
-        f"One row for each step in the trace of a file: at most the last {MOST_STEPS:,}.", Step
+        f"One row for each step in a file's trace, for the last {MOST_STEPS:,} steps at most.", Step
     ),
     "phases": Table(
         f"One row for each phase of a file: at most {MOST_PHASES}, those with the largest peaks.",

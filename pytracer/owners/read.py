@@ -194,8 +194,8 @@ class OwnersNow:
         self.unread += unread
         if unread:
             warn_once(
-                "some memory has no name: a tensor of a model or an optimizer could not be read. "
-                "The job is not affected",
+                "some memory could not be named: a tensor of a model or an optimizer could not "
+                "be read. The job is not affected",
                 "owners: unread",
             )
 

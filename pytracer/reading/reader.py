@@ -30,7 +30,7 @@ _MESSAGES = {
     "truncated": "{path} is cut short: {what}; copy or dump it again",
     "damaged": "{path} is damaged, or not a memory snapshot: {what}",
     "refused": (
-        "{path} is refused: {what}, and a memory snapshot holds only containers, numbers and "
+        "{path} is refused: {what}, but a memory snapshot holds only containers, numbers and "
         "strings; load this file with pickle only if you trust it"
     ),
     "not a snapshot": (

@@ -282,8 +282,8 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
         others = [one for one in simulated if one not in kept]
         if kept:
             yield (
-                f"The simulation of {_names(kept)} starts at the first recorded event, with its "
-                f"segments and {blocks} allocated earlier."
+                f"The simulation of {_names(kept)} starts at the first recorded event, with the "
+                f"segments of that moment and {blocks} allocated earlier."
             )
         if others:
             yield (

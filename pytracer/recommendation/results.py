@@ -215,8 +215,8 @@ def answered(
     least = best.smallest_device_bytes
     if least and capacity is not None and not own.fits and bar > max(capacity - least, 0):
         text = (
-            f"Can't tell whether {best.name} would have fitted, because it needs a device of "
-            f"{size(least)}, the error bar is {size(bar)}, and the allocator can reserve "
+            f"Can't tell whether {best.name} would have fitted: it needs a device of "
+            f"{size(least)}, give or take {size(bar)}, and the allocator can reserve "
             f"{size(capacity)}."
         )
         return _answer(found, UNKNOWN, text, COMPLETE)
@@ -323,8 +323,8 @@ def _change(
             "reserved at the peak."
         )
         why = (
-            "With the recording's own settings, the allocator gives its cache back "
-            f"{number(own.retries, 'time')}. Each time, the device waits."
+            "With the recording's own settings, the allocator returns its cache to the device "
+            f"{number(own.retries, 'time')}. The device waits each time."
         )
     else:
         saved = own.peak_reserved_bytes - best.peak_reserved_bytes

@@ -121,8 +121,8 @@ def dry_run(
         raise PytracerError(f"the program failed, but not because memory ran out: {reason}")
     if report is None or not files.numbers:
         raise PytracerError(
-            "can't tell the program's memory: it used no device, or ended without exit handlers "
-            "(os._exit)"
+            "can't tell how much memory the program used: it used no device, or ended without "
+            "exit handlers (os._exit)"
         )
     answers = [answered_file(each, explain(each, None, try_settings)) for each in snapshots]
     decides = any(value.decides for value in report.values)

@@ -79,7 +79,10 @@ def answer_of(found: DryRun, report: Report, files: RunFiles) -> Answer:
         steps = number(report.steps, "step")
         text = f"after {steps} of the optimizer; to run the rest, give --stop-after-steps 0"
         if report.stopped == "time":
-            text = f"by the time limit, at {report.place}; the program may be waiting for a value"
+            text = (
+                f"by the time limit, at {report.place}; the program may be waiting for a value "
+                "to change"
+            )
         lines.insert(0, Line("ended", text))
     deciding = [f"{value.place} {value.source}" for value in found.values if value.decides]
     if deciding:

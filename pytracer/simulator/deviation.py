@@ -113,16 +113,16 @@ def _why_unknown(recording: Recording, done: Simulated, deviation: Deviation) ->
         event = int(requests.event[done.failed_request])
         when = f"at event {event:,}" if event >= 0 else "for blocks that are older than the trace"
         return (
-            f"{own} runs out of memory {when}, for "
-            f"{size(int(requests.size_bytes[done.failed_request]))}, where the recording did not"
+            f"{own} runs out of memory {when}, at a request for "
+            f"{size(int(requests.size_bytes[done.failed_request]))}, but the recording did not"
         )
     if done.fitted:
         failed = number(int(np.count_nonzero(requests.kind == FAIL)), "allocation")
-        return f"of {failed} that failed in the recording, {done.fitted} found memory in {own}"
+        return f"of {failed} that failed in the recording, {done.fitted} succeeded in {own}"
     if abs(deviation.peak_share) > LARGE:
         return (
-            f"{own} reserves {size(done.peak_reserved_bytes)} at the peak, and the recording "
-            f"{size(done.peak_reserved_bytes - deviation.peak_bytes)}"
+            f"{own} reserves {size(done.peak_reserved_bytes)} at the peak; the recording "
+            f"reserved {size(done.peak_reserved_bytes - deviation.peak_bytes)}"
         )
     return None
 
@@ -144,8 +144,9 @@ def deviation_text(deviation: Deviation) -> str:
         )
     share = f"{deviation.peak_share:+.1%}".replace("%", " %")
     return (
-        f"Error bar: {size(abs(deviation.peak_bytes))} ({share}). A simulation of the recording's "
-        "own settings and limit differs so much at its peak. After each request, it differs by "
-        f"{size(round(deviation.mean_bytes))} on average and {size(abs(deviation.largest_bytes))} "
-        f"at most{largest}. Smaller differences between settings mean nothing.{missed}"
+        f"Error bar: {size(abs(deviation.peak_bytes))} ({share}). A simulation with the "
+        "recording's own settings and limit is off by this much at its peak. After each request, "
+        f"it is off by {size(round(deviation.mean_bytes))} on average and "
+        f"{size(abs(deviation.largest_bytes))} at most{largest}. Smaller differences between "
+        f"settings mean nothing.{missed}"
     )

@@ -91,7 +91,7 @@ class DeviceRecording:
             try:
                 if "cuda" not in attached:
                     raise HookError(
-                        "pytracer records pinned memory only next to a CUDA device; set "
+                        "pytracer records pinned memory only together with a CUDA device; set "
                         "pinned_memory=False"
                     )
                 if HOOKS.attach_host(build=wanted_host is True):

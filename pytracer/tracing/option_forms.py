@@ -208,8 +208,8 @@ def check_steps(steps: object) -> Sequence[int] | None:
         with contextlib.suppress(WrongValueError):
             return tuple(map(check_int(1, MAX_STEP), given))
     raise WrongValueError(
-        f"is not a list of steps: give a list of integers from 1 to {MAX_STEP} (or a text such as "
-        f'"3,10-12": one range, or at most {MAX_LISTED_STEPS:,} steps), [] or None'
+        f"is not a list of steps: give a list of integers from 1 to {MAX_STEP}, a text such as "
+        f'"3,10-12" (one range, or at most {MAX_LISTED_STEPS:,} steps), [] or None'
     )
 
 
@@ -329,7 +329,7 @@ def check_metadata(metadata: object) -> dict[str, Any]:
         copy: dict[str, Any] = _copied(metadata)
     except RecursionError:
         raise ConfigError(
-            "metadata is nested too deeply, or holds itself: give fewer levels"
+            "metadata is nested too deeply, or contains itself: give fewer levels"
         ) from None
     return copy
 
@@ -342,11 +342,11 @@ def _copied(value: object) -> Any:
         return value
     if isinstance(value, dict):
         if wrong := [key for key in value if not isinstance(key, str)]:
-            raise ConfigError(f"metadata has the key {brief(wrong[0])}: keys are strings")
+            raise ConfigError(f"metadata has the key {brief(wrong[0])}: keys must be strings")
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_copied(item) for item in value]
     raise ConfigError(
         f"metadata holds {brief(value)}: give None, booleans, 64-bit integers, floats, strings, "
-        "lists and dicts of them"
+        "or lists and dicts of these"
     )

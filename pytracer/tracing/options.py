@@ -152,9 +152,9 @@ class TracerOptions:
     )
     max_stack_bytes: Option[int, int] = Option(
         *(2**25, "INTEGER", form.parse_int, form.check_int(*STACK_BYTES_LIMITS, 2**25)),
-        "The largest size of the stack table, which all tracers share: the first one decides. When "
-        "it is full, unused stacks are removed. If that makes no room, events with new stacks are "
-        "recorded without them, and counted in `dropped`.",
+        "The maximum size of the stack table. All tracers share it, and the first one sets the "
+        "size. When the table is full, unused stacks are removed. If that makes no room, events "
+        "with new stacks are recorded without a stack, and counted in `dropped`.",
         shown="32 MiB",
     )
     forward_stacks: Option[bool | None, bool | None] = Option(
@@ -182,15 +182,15 @@ class TracerOptions:
     )
     steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
         *(None, "STEP[-STEP][,STEP...]", form.parse_none, form.check_steps),
-        "The steps to record, counted from 1: a list, a `range`, or a text such as "
-        '`"3,10-12"`. Each has a snapshot, and none is written at the end of the program. Between '
-        "these steps, only the live blocks and their stacks are tracked. `None`: all steps, with "
-        "one snapshot at the end. `[]`: all steps, and `dump()` alone writes.",
+        'The steps to record, counted from 1: a list, a `range`, or a text such as `"3,10-12"`. '
+        "Each gets its own snapshot; there is none at the end of the program. Between these "
+        "steps, only the live blocks and their stacks are tracked. `None`: all steps, with one "
+        "snapshot at the end. `[]`: all steps, but only `dump()` writes a snapshot.",
     )
     memory_snapshot_num_steps: Option[int, int] = Option(
         *(1, "INTEGER", form.parse_int, form.check_int(1, MAX_STEPS_LIMIT, 1)),
-        "How many of the `steps` are written into one file, which also has the events between "
-        "them. Needs `steps`.",
+        "How many of the `steps` go into one file, together with the events between them. Needs "
+        "`steps`.",
     )
     schedule: Option[Schedule | None, Schedule | None] = Option(
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),

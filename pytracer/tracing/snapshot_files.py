@@ -258,9 +258,9 @@ class Files:
         is_at_the_end = self._is_file and _claimed.get(path) is self._end_claim
         if is_at_the_end and path != (first := self._path("exit", "")):
             warn_once(
-                f"{first} already has a snapshot of this process, which is kept: the next snapshot "
-                f"is {path}, and later ones get the next numbers. For other names, give each "
-                "tracer its own output",
+                f"{first} already has a snapshot of this process. It is kept: the next one is "
+                f"{path}, and later ones count up from there. For other names, give each tracer "
+                "its own output",
                 f"numbered: {first}",
             )
         call: Any = self._options.on_snapshot

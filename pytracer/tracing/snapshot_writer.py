@@ -48,7 +48,10 @@ def _reason(failure: Exception, path: Path) -> str:
     with contextlib.suppress(OSError):  # the folder may be gone, or its server
         if number == errno.ENOSPC:
             reason += f" ({size(shutil.disk_usage(existing(path.parent)).free)} free)"
-    return f"{reason}. The job continues. Free space, or set {variable('output')} to another disk"
+    return (
+        f"{reason}. The job continues. Free some space, or point {variable('output')} to another "
+        "disk"
+    )
 
 
 def metadata(recording: DeviceRecording) -> Metadata:
@@ -290,7 +293,7 @@ class SnapshotWriter:
         """Report the first file of a step or a phase on stderr."""
         if not self._has_reported_steps:
             self._has_reported_steps = True
-            self._report(path, "; later files of steps are written without a message")
+            self._report(path, "; later step files are written without a message")
 
     def _report(self, path: Path, more: str = "") -> None:
         if self.files is not None and self.files.is_of_first_process:

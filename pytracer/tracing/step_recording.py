@@ -372,12 +372,12 @@ class StepRecording:
         if self.steps.entered <= self._source.first_step:
             written = "no snapshot of the selected steps was written"
             if window is not None:
-                written = f"the file of {window.name} has all that was recorded"
+                written = f"the file of {window.name} has everything that was recorded"
             warn_once(f"no step was reported, so {written}: {self._source.remedy}", "no step")
         elif not self.steps.windows:
             warn_once(
-                "no snapshot of the selected steps was written: none of them came, and the "
-                f"recording ended in step {self.steps.current}",
+                "no snapshot of the selected steps was written: none of them was reached before "
+                f"the recording ended in step {self.steps.current}",
                 "no selected step",
             )
         elif (

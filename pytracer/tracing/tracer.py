@@ -241,7 +241,8 @@ class Tracer:
             view = self._recording.view()
         except Exception as failure:
             self._writer.fail(
-                f"no memory for the blocks alive at the end: {failure}", "no memory at the end"
+                f"there was no memory to list the blocks alive at the end: {failure}",
+                "no memory at the end",
             )
         self._writer.report_ooms()
         files = self._writer.files

@@ -1,4 +1,4 @@
-"""Record where there is no compiler, with the ready hooks of the installed wheel."""
+"""Record where there is no compiler, with the prebuilt hooks of the installed wheel."""
 
 import os
 import pickle
@@ -29,10 +29,10 @@ for device in os.environ["DEVICES"].split():
 
 @pytest.fixture
 def bare(backend: str, tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a user with ready hooks, an empty home and an empty PATH."""
+    """Return the environment of a user with prebuilt hooks, an empty home and an empty PATH."""
     builder = HookBuilder()
     if not builder.ready.releases(backend):
-        tools.missing("pytracer was not installed from a wheel with ready hooks")
+        tools.missing("pytracer was not installed from a wheel with prebuilt hooks")
     for name in (backend, "cpu", "autograd"):
         found = builder.find(name)
         assert found is not None

@@ -299,7 +299,7 @@ def test_doctor_lists_the_ready_hooks(world: World) -> None:
 
 
 def test_doctor_says_that_no_hook_is_ready(world: World) -> None:
-    assert "ready hooks: none in this installation" in call([], world).output
+    assert "no prebuilt hooks in this installation" in call([], world).output
 
 
 def test_doctor_names_the_ready_releases_where_there_is_no_compiler(world: World) -> None:
@@ -308,7 +308,7 @@ def test_doctor_names_the_ready_releases_where_there_is_no_compiler(world: World
     world.environment.update({"CXX": "", "PATH": "/dev/null"})
     report = cpu_report(world.hooks())
     assert not report.available
-    assert "the ready hooks are for torch 9.8.0, and this is torch 9.9.0" in report.message
+    assert "the prebuilt hooks are for torch 9.8.0, and this is torch 9.9.0" in report.message
 
 
 def test_doctor_reports_what_pinned_memory_lacks(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Test the ready hooks of a wheel, in a stand-in environment."""
+"""Test the prebuilt hooks of a wheel, in a stand-in environment."""
 
 import json
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_without_a_compiler_the_error_names_the_ready_releases(world: World) -> 
     with pytest.raises(HookError) as caught:
         world.builder().find_or_build("cpu")
     message = str(caught.value)
-    assert "the ready hooks are for torch 9.8.0, 9.10.0, and this is torch 9.9.0" in message
+    assert "the prebuilt hooks are for torch 9.8.0, 9.10.0, and this is torch 9.9.0" in message
     assert "no C++ compiler" in message
     assert "doctor --build --output" in message
 

@@ -110,7 +110,7 @@ class World:
 
     @property
     def package(self) -> Path:
-        """The folder of the installed package's ready hooks."""
+        """The folder of the installed package's prebuilt hooks."""
         return self.root / "package" / FOLDER
 
     @property
@@ -148,7 +148,7 @@ class World:
         """Add a hook for this environment's torch to the package, as a wheel has it."""
         self.package.mkdir(parents=True, exist_ok=True)
         path = self.package / "cpu-0.so"
-        path.write_text("a ready hook")
+        path.write_text("a prebuilt hook")
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         compiler = self.compiler()
         write_index(

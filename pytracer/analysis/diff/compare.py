@@ -81,7 +81,10 @@ def compare(
                 by_kind[tuple(map(kind_of, compared)) if place else compared].append(each)
     differences = [device_difference(group) for group in by_kind.values()]
     if has_complete and any(are_of_phases):
-        note = "Only complete steps are compared: their phases would count the same blocks twice"
+        note = (
+            "Only complete steps are compared; comparing their phases, too, would count the same "
+            "blocks twice"
+        )
         for difference in differences:
             difference.notes.append(note)
     return Difference(
@@ -103,8 +106,8 @@ _FALSIFIES = {
     "stack_depth": (
         "calls beyond the smaller of the two stack_depth values may appear under another call site"
     ),
-    "context": "with less context, blocks or events have no stack",
-    "stand_in.stacks": "with other stacks, a block may have another call site",
+    "context": "with a lower `context`, blocks or events have no stack",
+    "stand_in.stacks": "where the stacks differ, a block may have another call site",
     "stand_in.skip_actions": "the counts of the skipped events differ",
     "backends": "each backend's allocator rounds sizes in its own way",
 }

@@ -35,7 +35,7 @@ def device_answer(device: DeviceDifference) -> str:
     if amount.delta is None or amount.before is None or amount.after is None:
         return ""
     over = f", averaged over {number(device.pairs, 'pair')} of files" if device.pairs > 1 else ""
-    change, sizes = "no change of the bytes", size(amount.before)
+    change, sizes = "no change in bytes", size(amount.before)
     if amount.delta:
         change = signed_size(amount.delta)
         sizes += f" → {size(amount.after)}{share(amount.before, amount.after)}"
@@ -60,7 +60,7 @@ def _most(sites: Sequence[Change], delta_bytes: int) -> str:
         parts = (
             f"{site_text(change.name)}: {signed_size(change.delta_bytes)}" for change in changed
         )
-        return f"; changes cancel out, the largest: {', '.join(parts)}" if changed else ""
+        return f"; changes cancel out, the largest is {', '.join(parts)}" if changed else ""
     largest = next((c for c in sites if (c.delta_bytes > 0) == (delta_bytes > 0)), None)
     if largest is None or not largest.delta_bytes:
         return ""

@@ -50,8 +50,8 @@ class Doubts:
         if count == 0:
             return "no step with complete events has such blocks"
         return (
-            f"{released} blocks of such sizes from before the file's first event were released; "
-            "the line that allocated them is unknown"
+            f"{released} blocks of these sizes, allocated before the file's first event, were "
+            "released; the line that allocated them is unknown"
         )
 
     def was_thinned(self, alive: Lives) -> str:

@@ -199,8 +199,8 @@ class _Search:
             if self.seen.has_steps and slots < 2 * longest:
                 level = np.cumsum(np.bincount(alive.birth, alive.size_bytes, slots))[births]
                 reason = (
-                    f"some of its blocks were released after {longest} steps: a file with "
-                    f"{2 * longest} or more steps would show whether all are"
+                    f"some of its blocks were released after {longest} steps; a file with at "
+                    f"least {2 * longest} steps would show whether all of them are"
                 )
                 return self._growth("kept", reason, births, level, alive, alive, False)
             reason = f"its blocks are released after at most {longest} steps"
@@ -216,7 +216,7 @@ class _Search:
         if steady.reason and not steady.is_open:
             return self._release(group, steady.reason) if len(growths) > 2 else None
         if is_level(group, int(growths[0]), slots):
-            return self._release(group, "as much of it was released as was kept")
+            return self._release(group, "the program released as much of it as it kept")
         reason = (
             self.seen.doubt or steady.reason or self.doubts.may_be_cleared(levels(group, slots))
         )

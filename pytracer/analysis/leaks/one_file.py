@@ -137,7 +137,7 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
     growths, bounded = _without_bounded(growths, available_for(growths))
     verdict, reason = judged(growths, [*bounded, *releases], seen, at_ends)
     if verdict == "none" and bounded:
-        reason = f"what kept growing is bounded: {bounded[0].reason}"
+        reason = f"the growth has a bound: {bounded[0].reason}"
     return replace(
         unknown(snapshot, device, reason),
         verdict=verdict,

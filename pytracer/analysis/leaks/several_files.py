@@ -173,8 +173,8 @@ def _compare_ends(
     few = ""
     if slots < LEAST_SLOTS:
         few = (
-            f"{slots + 1} files are too few to compare their ends: {LEAST_SLOTS + 1} are needed, "
-            f"or a file with {LEAST_SLOTS} complete steps"
+            f"{slots + 1} files are too few to compare their final states: {LEAST_SLOTS + 1} are "
+            f"needed, or one file with {LEAST_SLOTS} complete steps"
         )
     stacks = {key: frames for file in files for key, frames in file.stacks.items()}
     paths = list(stacks.values())

@@ -313,8 +313,8 @@ def _leak(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(
             KEPT_GROWING,
             f"{size(growth.held_bytes)} of the available {size(facts.total_bytes)} are in "
-            f"{number(growth.blocks, 'block')} that the program allocated and never freed, from "
-            f"{source_text([growth])}.",
+            f"{number(growth.blocks, 'block')} that the program never freed. They were allocated "
+            f"at {source_text([growth])}.",
         )
     leaks = [] if facts.leaks is None else leaks_of(facts.leaks)
     if facts.leaks is None or not leaks:
@@ -387,9 +387,9 @@ def _of_enough_memory(facts: Facts) -> Verdict:
     return Verdict(
         UNKNOWN,
         f"the allocator needed {size(facts.oom.segment_bytes)} from the device, and "
-        f"{size(facts.oom.available_bytes)} were free. "
-        "A limit that is not in the file, a capture of a graph, or another process that held the "
-        "memory for a moment may have prevented the allocation.",
+        f"{size(facts.oom.available_bytes)} were free. It may have failed because of a limit "
+        "that is not in the file, a graph capture, or another process that briefly held the "
+        "memory.",
     )
 
 
@@ -410,9 +410,9 @@ def _fragmented(facts: Facts) -> Iterator[Verdict]:
     in_streams = "" if streams < 2 else f" of {streams} streams"
     yield Verdict(
         FRAGMENTED,
-        f"{size(oom.requested_bytes)} would fit into the {size(oom.available_bytes + own)} that "
-        f"are free, {size(oom.available_bytes)} on the device and {size(own)} inside segments"
-        f"{in_streams}, if they were one piece. The largest free block has "
+        f"{size(oom.requested_bytes)} would fit into the {size(oom.available_bytes + own)} of "
+        f"free memory ({size(oom.available_bytes)} on the device and {size(own)} inside "
+        f"segments{in_streams}) if it were one piece. The largest free block has "
         f"{size(facts.sample.largest_free_bytes)}.",
     )
 
@@ -494,8 +494,8 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
         return Verdict(
             LARGER_INPUT,
             f"In the {number(earlier.steps, 'step')} before, this line requested at most "
-            f"{size(earlier.most_bytes)} at once, and now {asked}, such as for a longer sequence "
-            f"or a larger batch. {text}",
+            f"{size(earlier.most_bytes)} at once. Now it requested {asked}, perhaps for a longer "
+            f"sequence or a larger batch. {text}",
         )
     if earlier.growing:
         return Verdict(GROWING, f"{_growing_text(facts, earlier)} {text}")
@@ -511,7 +511,7 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
 
 def _growing_text(facts: Facts, earlier: EarlierRequests) -> str:
     return (
-        f"This line has requested more from step to step: from {size(earlier.least_bytes)} to "
+        f"This line requested more with each step: from {size(earlier.least_bytes)} to "
         f"{size(facts.oom.requested_bytes)} in {number(earlier.growing, 'step')}."
     )
 
@@ -525,8 +525,8 @@ def _most_available(facts: Facts) -> int:
 def _missing_text(facts: Facts) -> str:
     asked, free = facts.oom.requested_bytes, facts.free_bytes
     return (
-        f"{size(asked)} are more than all that is free ({size(free)} on the device and "
-        f"inside segments): at least {size(asked - free)} are missing.{_held_outside(facts)}"
+        f"{size(asked)} is more than all the free memory ({size(free)} on the device and inside "
+        f"segments): at least {size(asked - free)} is missing.{_held_outside(facts)}"
     )
 
 
@@ -542,7 +542,7 @@ def _why_unknown(facts: Facts) -> str:
         )
     usable = size(oom.available_bytes + own)
     if oom.requested_bytes > facts.free_bytes:
-        text = f"{asked} are more than all that is free ({usable}), but the "
+        text = f"{asked} is more than all the free memory ({usable}), but the "
         if sample.waiting_bytes:
             return (
                 f"{text}program has freed {size(sample.waiting_bytes)} more, which a stream still "
@@ -572,8 +572,8 @@ def _why_unknown(facts: Facts) -> str:
             "allocation."
         )
     return (
-        f"{asked} would fit into the {usable} that are free, {available} on the device and "
-        f"{size(own)} inside segments, if they were one piece. But {doubt}"
+        f"{asked} would fit into the {usable} of free memory ({available} on the device and "
+        f"{size(own)} inside segments) if it were one piece. But {doubt}"
     )
 
 
@@ -589,9 +589,10 @@ def _of_library(facts: Facts) -> Verdict:
         elsewhere = f" Other processes hold {size(others)} of it."
     return Verdict(
         LIBRARY,
-        "A library such as cuBLAS asked the device for memory, without torch's allocator, and "
-        f"{free} were free. The allocator has reserved {size(facts.sample.reserved_bytes)} of the "
-        f"device, of which {size(facts.sample.fragmentation_bytes)} are not in use.{elsewhere}",
+        "A library such as cuBLAS asked the device for memory, bypassing torch's allocator, when "
+        f"{free} were free. The allocator has reserved {size(facts.sample.reserved_bytes)} of "
+        f"the device, and {size(facts.sample.fragmentation_bytes)} of that are not in "
+        f"use.{elsewhere}",
     )
 
 
@@ -625,7 +626,7 @@ def _of_others(facts: Facts, *, is_exhausted: bool) -> Iterator[Verdict]:
     # A program that has nearly all memory soon needs more than a little that others have.
     if extra <= (LITTLE * total if is_exhausted else 0) or oom.segment_bytes > room:
         return
-    parts = [f"other processes hold {size(others)} of the device"] if others else []
+    parts = [f"other processes hold {size(others)} of device memory"] if others else []
     if others is None:
         parts.append(
             f"{size(own)} of the device are held outside this process's allocator, by other "
@@ -654,7 +655,9 @@ def _held_outside(facts: Facts) -> str:
     held = facts.oom.elsewhere_bytes
     if held is None:
         return " The memory outside the allocator is unknown."
-    return f" {size(held)} of the device are held outside this process's allocator." if held else ""
+    return (
+        f" {size(held)} of device memory are held outside this process's allocator." if held else ""
+    )
 
 
 def _of_streams(facts: Facts) -> Iterator[Verdict]:

@@ -121,8 +121,8 @@ def _forward(
     if begun == count or more < each:
         return None
     return Unfinished(
-        f"The forward pass was in layer {begun} of {count} ({name}), and each keeps {size(each)}: "
-        f"the rest of the forward pass needs about {size(more)} more",
+        f"The forward pass was in layer {begun} of {count} ({name}). Each layer keeps "
+        f"{size(each)}, so the rest of the pass needs about {size(more)} more",
         more,
         layers=count,
         layers_bytes=count * each,

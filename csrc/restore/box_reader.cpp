@@ -18,7 +18,7 @@ BoxReader::BoxReader(int file) : file_(file) {
   if (fstat(file, &before) != 0) throw IoError(errno, "cannot read the box", name_of_file(file));
   const size_t size = read(0, header.get(), sizeof(BoxHeader));
   if (size != sizeof(BoxHeader) || std::memcmp(header->magic, BoxHeader::kMagic, sizeof(header->magic)) != 0) {
-    throw Error("this is not a box of pytracer");
+    throw Error("this is not a pytracer box");
   }
   if (header->layout != BoxHeader::kLayout) {
     throw Error("the box was made by another version of pytracer, with layout " +

@@ -248,7 +248,7 @@ def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
 
 
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
-    why = "Shows each line whose memory is kept from step to step."
+    why = "Shows each source line whose memory is kept from step to step."
     found = leaks_of(leaks)
     by_name = [_do(remedy(found))] if tells_keeper(holder_of(found)) else []
     return [*by_name, Suggestion(f"pytracer show {path} --leaks", why)]

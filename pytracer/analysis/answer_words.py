@@ -36,7 +36,7 @@ REASONS = {
     reasons.LEAK: "a leak",
     reasons.KEPT_GROWING: "memory kept growing",
     reasons.GARBAGE: "garbage that gc.collect() would free",
-    reasons.EXCEPTION: "an exception keeps the memory of a failed attempt",
+    reasons.EXCEPTION: "an exception keeps a failed attempt's memory in use",
     reasons.FRAGMENTED: "fragmented",
     reasons.LIMIT: "the process's memory limit",
     reasons.OTHERS: "memory outside of torch's allocator",
@@ -277,7 +277,10 @@ def _ended(killed: Killed) -> Line:
             "own log"
         )
     if killed.by_oom_killer:
-        text = "without writing, when the kernel's OOM killer ended a process in the same cgroup"
+        text = (
+            "without writing a snapshot, when the kernel's OOM killer ended a process in the "
+            "same cgroup"
+        )
     if killed.is_cut:
         text += ". Some of what it recorded is missing, because the disk was full"
     return Line("ended", text)

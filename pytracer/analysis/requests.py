@@ -164,8 +164,8 @@ def _busiest(snapshot: Snapshot) -> int:
     accelerators = [device for device in used if snapshot.backend(device) not in ("cpu", "host")]
     if not accelerators:
         raise PytracerError(
-            f"{snapshot.path} has no events of an accelerator: the program did not use it, or it "
-            'was not recorded (record with device="cuda" or "npu")'
+            f"{snapshot.path} has no accelerator events: the program did not use an accelerator, "
+            'or it was not recorded (record with device="cuda" or "npu")'
         )
     return max(accelerators, key=lambda device: len(snapshot.traces[device]))
 

@@ -97,7 +97,7 @@ def indices(backend: str, wanted: list[int] | None) -> list[int]:
     if is_lost_at_fork(backend):
         raise HookError(
             f"this process was forked from one that used the {name} device, so it cannot use the "
-            f"device; start it by spawn, or {RECORD_THE_CPU}"
+            f"device; start it with spawn, or {RECORD_THE_CPU}"
         )
     count = _count_without_initialising(backend)
     if count is None:

@@ -79,7 +79,7 @@ class HookBuilder:
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
 
     def find(self, backend: str) -> Found | None:
-        """Look in the folder that the user named, among the prebuilt hooks, and in pytracer's folders.
+        """Look in the folder that the user named, in the prebuilt hooks, and in pytracer's folders.
 
         Nothing is built or written. Raises a HookError without torch, its headers or the sources.
         """

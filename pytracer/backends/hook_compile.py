@@ -101,8 +101,8 @@ class HookCompiler:
             allocator = headers / "ATen/core/CachingHostAllocator.h"
             if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
                 raise HookError(
-                    f"torch {torch.version} has no interface to its allocator of pinned "
-                    "memory; install torch 2.8 or newer"
+                    f"torch {torch.version} has no interface to its pinned-memory allocator; "
+                    "install torch 2.8 or newer"
                 )
         return [headers]
 

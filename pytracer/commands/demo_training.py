@@ -122,6 +122,6 @@ def _report(path: Path, losses: list[float]) -> None:
     echo_answer(show(path))
     click.echo(
         f"\n{path} ({size(path.stat().st_size)})\n"
-        "View it (or open the file at https://pytorch.org/memory_viz):\n"
+        "To view it, open the file at https://pytorch.org/memory_viz, or run:\n"
         f"  pytracer view {path} --open"
     )

@@ -58,8 +58,10 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
     "limit",
     metavar="LIMIT",
     callback=shared.parsed_by(parse_limit),
-    help="Only check that peak allocated, peak reserved and end memory grew by at most LIMIT, such "
-    "as 5% or 200MiB. Exits with 1 if one grew more, and 3 if unknown.",
+    help=(
+        "Only check that peak allocated, peak reserved and end memory grew by at most LIMIT, "
+        "such as 5% or 200MiB. Exits with 1 if one grew by more, and with 3 if that is unknown."
+    ),
 )
 @click.option(
     "--markdown",

@@ -31,9 +31,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--world-size", type=positive, help="The number of ranks; only one of them runs."
         ),
-        click.option(
-            "--rank", type=click.IntRange(min=0), help="The rank that runs.  [default: 0]"
-        ),
+        click.option("--rank", type=click.IntRange(min=0), help="Which rank to run.  [default: 0]"),
         click.option(
             "--together",
             is_flag=True,
@@ -43,14 +41,14 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--stop-after-steps",
             type=click.IntRange(min=0),
-            help="Stop after so many steps; 0: run to the end.  [default: 3]",
+            help="Stop after this many steps; 0: run to the end.  [default: 3]",
         ),
         click.option(
             "--time-limit",
             "time_limit_s",
             type=click.FloatRange(min=1),
             metavar="SECONDS",
-            help="After this many seconds, stop and show the current line. [default: 600]",
+            help="After this many seconds, stop and show the current line.  [default: 600]",
         ),
         click.option(
             "--allow-writes",

@@ -44,7 +44,7 @@ from pytracer.text import file_name, printable
     type=click.Choice(["peak", "end", "oom"]),
     help=(
         "The memory that collapsed stacks show: at the peak, at the end, or when memory last "
-        "ran out. [default: peak]"
+        "ran out.  [default: peak]"
     ),
 )
 @click.option("--by-category", is_flag=True, help="Collapsed stacks begin with the category.")

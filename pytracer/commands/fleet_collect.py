@@ -26,7 +26,7 @@ _SHOWN = 5  # how many unreadable files are named
     type=click.Path(path_type=Path),
     help="A new or empty folder for the dataset.",
 )
-@click.option("--run", metavar="NAME", help="The name of the run. [default: the files' folder]")
+@click.option("--run", metavar="NAME", help="The name of the run.  [default: the files' folder]")
 @click.option(
     "--engine",
     "engine_name",
@@ -38,7 +38,7 @@ _SHOWN = 5  # how many unreadable files are named
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="The most processes at a time. [default: one per core]",
+    help="The most processes at a time.  [default: one per core]",
 )
 @json_option
 @click.pass_context

@@ -139,7 +139,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
     axes.margins(y=0.15)
     handles = [Patch(color=_COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
     if any(setting.ended_early for setting in settings):
-        label = "ended out of memory: peaks are lower bounds"
+        label = "ended out of memory:\npeaks are lower bounds"
         handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
     if limit_bytes := max(map(_limit, settings)):
         above = "" if _is_near(limit_bytes, most_bytes) else "\n(above the picture)"

@@ -36,8 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "no_device_leak(*, allow=None, device=None): after its fixtures, the test may still "
-        'hold at most `allow` ("1 MiB") of the memory that it allocated',
+        "no_device_leak(*, allow=None, device=None): once its fixtures are torn down, the test "
+        'may still hold at most `allow` ("1 MiB") of the memory that it allocated',
     )
 
 

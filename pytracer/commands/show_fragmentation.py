@@ -53,9 +53,9 @@ def _sentence(pin: Pin) -> str:
     each = "" if pin.segments == 1 else " each"
     sizes = size_range(pin.least_segment_bytes, pin.most_segment_bytes)
     return (
-        f"{call_site_text(pin.call_site)} keeps most: {number(pin.segments, unit)} of {sizes}"
-        f"{each}, with {number(pin.blocks, 'block')} of {size(pin.block_bytes)} and "
-        f"{size(pin.stuck_bytes)} free in all."
+        f"{call_site_text(pin.call_site)} keeps the most: {number(pin.segments, unit)} of "
+        f"{sizes}{each}, with {number(pin.blocks, 'block')} of {size(pin.block_bytes)}, and "
+        f"{size(pin.stuck_bytes)} free in total."
     )
 
 

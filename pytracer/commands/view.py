@@ -30,8 +30,10 @@ from pytracer.text import number, printable, size
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to write the page. Only replaces a file that is such a page.  "
-    "[default: NAME.html next to the snapshot or directory; with neither, page.html]",
+    help=(
+        "Where to write the page. Replaces an existing file only if it is such a page. "
+        "[default: NAME.html next to the snapshot or directory; with neither, page.html]"
+    ),
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
 @click.option(
@@ -161,9 +163,9 @@ def _page_of_files(
     if len(content) < len(summaries):
         missing = next(each for index, each in enumerate(summaries) if index not in content)
         left_out.append(
-            f"The page has only the usage of {number(len(summaries) - len(content), 'file')}, "
-            f"because a page has at most {max_events:,} events. To see a file in full: pytracer "
-            f"view {shlex.quote(missing.file.path)}"
+            f"For {number(len(summaries) - len(content), 'file')}, the page shows only usage, "
+            f"because a page holds at most {max_events:,} events. To see a file in full: "
+            f"pytracer view {shlex.quote(missing.file.path)}"
         )
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
     path, verdict = Path(summaries[0].file.path), verdict_of(summaries[0].file)
@@ -171,7 +173,9 @@ def _page_of_files(
     why = "ran out of memory first"
     if not summaries[0].ooms:
         why = "leaks" if verdict.is_leak else "holds the most memory"
-    left_out.insert(0, f"{name}, which {why}, is shown first of {number(len(summaries), 'file')}.")
+    left_out.insert(
+        0, f"{name}, which {why}, is shown first, out of {number(len(summaries), 'file')}."
+    )
     return Page(title, verdict, summaries, content, left_out), failed
 
 

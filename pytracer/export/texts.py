@@ -59,6 +59,7 @@ def check_stack_texts(snapshot: Snapshot) -> None:
         total = int(lengths.sum())
         if total > _SPARE_TEXT + _MOST_TEXT_EACH * len(lengths):
             raise PytracerError(
-                f"{snapshot.path} is refused: its {kind} would take {size(total)} as texts, and no "
-                f"program's names are longer than {_MOST_TEXT_EACH} characters on average"
+                f"{snapshot.path} is refused: written as text, its {kind} would take "
+                f"{size(total)}, and no real program's names average more than {_MOST_TEXT_EACH} "
+                "characters"
             )

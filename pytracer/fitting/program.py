@@ -91,8 +91,8 @@ def recorded(snapshot: Snapshot, recording: Recording, given: GivenSizes, names:
     for name, values in lists.items():
         if len(values) < len(ends):
             raise PytracerError(
-                f"{path} has {len(ends)} complete steps, and {len(values)} sizes of {name}: give "
-                "one for each complete step, in order"
+                f"{path} has {len(ends)} complete steps, but {len(values)} sizes of {name}: give "
+                "one size for each complete step, in order"
             )
     rows = np.flatnonzero(requests.kind == ALLOCATE)
     stack = _numbers(snapshot.stacks, names)[recording.trace.stack[requests.event[rows]]]
@@ -206,7 +206,7 @@ def _check_alike(file: Recorded, base: Recorded) -> None:
         stacks, row = base.snapshot.stacks, base.rows[np.argmin(is_in_both)]
         stack = base.recording.trace.stack[base.recording.requests.event[row]]
         raise PytracerError(
-            f"{paths} are of different programs, or of different code: {is_in_both.sum():,} of "
+            f"{paths} come from different programs, or different code: {is_in_both.sum():,} of "
             f"{len(is_in_both):,} allocations are in both. The first difference is at "
             f"{call_site_text(frame_at(stacks, int(call_sites(stacks)[stack])))}"
         )

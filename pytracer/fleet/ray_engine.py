@@ -135,8 +135,8 @@ class RayEngine:
         done, late = ray.wait(list(tasks), num_returns=len(tasks), timeout=_LISTING_S)
         if late:
             raise PytracerError(
-                f"{len(late)} of {len(tasks)} nodes did not list {paths[0]} in {_LISTING_S:.0f} s: "
-                "check the nodes with `ray status`"
+                f"{len(late)} of {len(tasks)} nodes did not list {paths[0]} within "
+                f"{_LISTING_S:.0f} s: check the nodes with `ray status`"
             )
         found = {}
         for task in done:

@@ -76,7 +76,7 @@ def _rival(ooms: Sequence[Row]) -> Row | None:
 
 def _peaks(report: FleetReport) -> tuple[Verdict, str]:
     if not report.spread:
-        return "unknown", "Can't tell the peaks: no file has usage over time."
+        return "unknown", "Can't tell what the peaks are: no file has usage over time."
     usable = [each for each in report.spread if each.verdict in ("none", "outliers")]
     largest = max(usable or report.spread, key=lambda each: (each.ranks, each.most_bytes))
     peaks = size_range(largest.least_bytes, largest.most_bytes)
@@ -91,7 +91,9 @@ def _peaks(report: FleetReport) -> tuple[Verdict, str]:
             groups = f" {number(largest.ranks, 'rank')} are too few for a statistical test."
         return "found", " ".join(_explained(report)) + groups
     if usable:
-        text = f"No rank stands out of {largest.ranks:,}: the peaks are {peaks} {where}.{groups}"
+        text = (
+            f"No rank out of {largest.ranks:,} stands out: the peaks are {peaks} {where}.{groups}"
+        )
         return "none", text
     why = f"{largest.outliers:,} of {largest.ranks:,} differ from the median {where}: {peaks}"
     if largest.verdict == "few":

@@ -201,8 +201,8 @@ class OwnersNow:
 
     def _attempt(self, read: Callable[[], None]) -> None:
         # Code of the program may run: that of subclasses of tensors and of optimizers.
-        failed = "some memory has no name: reading a tensor failed with {error}. The job is not "
-        with harmless(f"{failed}affected", "owners"):
+        failed = "some memory could not be named: reading a tensor failed with {error}"
+        with harmless(f"{failed}. The job is not affected", "owners"):
             read()
             return
         self.unread += 1

@@ -155,7 +155,7 @@ def _of_directory(
     worst = min(range(len(ranks)), key=orders.__getitem__)
     found = _of_file(loaded(Path(ranks[worst].path)), given, on_progress)
     which = found.path if found.rank is None else f"rank {found.rank} ({found.path})"
-    notes = [f"The worst of {len(ranks)} files decides: {which}.", *errors]
+    notes = [f"The worst of {len(ranks)} files counts: {which}.", *errors]
     if (best := found.recommended) is not None:
         for i, rank in enumerate(ranks):
             if i == worst:
@@ -299,8 +299,9 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
     if requests.given_back:
         yield (
             f"Memory was given back {number(requests.given_back, 'time')} just before more was "
-            "taken. The limit of the recording is unknown, so the simulation assumes calls of "
-            "empty_cache(), not a lack of memory. Give --capacity if you know the limit."
+            "taken. The recording's memory limit is unknown, so the simulation assumes that the "
+            "program called empty_cache(), not that memory ran short. Give --capacity if you "
+            "know the limit."
         )
 
 

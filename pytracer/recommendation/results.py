@@ -329,7 +329,7 @@ def _change(
     else:
         saved = own.peak_reserved_bytes - best.peak_reserved_bytes
         share = f"{saved / own.peak_reserved_bytes:.1%}".replace("%", " %")
-        text = f"Use {best.name}: {size(saved)} ({share}) less are reserved at the peak, {peak}."
+        text = f"Use {best.name}: it reserves {size(saved)} ({share}) less at the peak, {peak}."
         why = (
             f"With its own settings, the program has {size(own.peak_reserved_bytes)} reserved at "
             f"the peak, of which {size(own.waste_bytes)} are not allocated."

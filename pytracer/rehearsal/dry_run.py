@@ -103,7 +103,7 @@ def dry_run(
             folder.mkdir(parents=True, exist_ok=True)
             code, took_s = run_to_end(whole, environment, log, time_limit_s + _PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise PytracerError(f"the program did not end in {time_limit_s:.0f} s") from None
+            raise PytracerError(f"the program did not end within {time_limit_s:.0f} s") from None
         except OSError as error:
             text = printable(shlex.join(command))
             raise PytracerError(f"cannot run {text}: {error}") from error

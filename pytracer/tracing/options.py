@@ -216,9 +216,9 @@ class TracerOptions:
     )
     phases: Option[str | None, str | None] = Option(
         *(None, "auto|none", form.parse_none, form.check_phases),
-        '`"auto"`: outermost calls of modules are the phase `forward`, backward passes `backward`, '
-        "steps of torch optimizers `optimizer`. Arguments and results of models get a category. "
-        "`None`: only the phases that the program names (`pytracer.annotate`).",
+        '`"auto"`: outermost module calls become the phase `forward`, backward passes '
+        "`backward`, steps of torch optimizers `optimizer`. Arguments and results of models get "
+        "a category. `None`: only the phases that the program names (`pytracer.annotate`).",
     )
     ranks: Option[Sequence[int] | str, Ranks] = Option(
         *((), "RANK[,RANK...]|all", form.parse_ranks, form.check_ranks),
@@ -230,7 +230,8 @@ class TracerOptions:
     )
     role: Option[str | None, str | None] = Option(
         *(None, "NAME", str, form.check_role),
-        "A name for a process without a rank, used in the names of its files in a directory.",
+        "A name for a process without a rank, for the names of the files that it writes into a "
+        "directory.",
     )
     max_oom_snapshots: Option[int, int] = Option(
         *(3, "INTEGER", form.parse_int, form.check_int(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),

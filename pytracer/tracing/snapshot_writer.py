@@ -246,7 +246,7 @@ class SnapshotWriter:
         path, device = self._latest_oom
         with contextlib.suppress(Exception):  # there may be no stderr
             print_line(
-                f"pytracer: out of memory {self.files.oom_snapshots:,} times; the snapshot of "
+                f"pytracer: out of memory {self.files.oom_snapshots:,} times; the snapshot from "
                 f"the last time is {printable(str(path))}"
             )
         if device >= 0:

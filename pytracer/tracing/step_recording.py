@@ -386,7 +386,7 @@ class StepRecording:
             and self._writer.writes_steps
         ):
             warn_once(
-                f"step {self.steps.last_selected} was selected and never came: the recording "
+                f"step {self.steps.last_selected} was selected, but never reached: the recording "
                 f"ended in step {self.steps.current}",
                 "not all selected steps",
             )

@@ -40,10 +40,10 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
   }
   const showResult = createFilterBar(root, selection, [
     { key: "state", label: "Show", options: [
-      ["", "allocated, or of the range"],
+      ["", "allocated, or in the range"],
       [ALL, "all blocks"],
       ["pending", "waiting for a stream at this moment"],
-      [UNRELEASED, "not released of the range"],
+      [UNRELEASED, "unreleased in the range"],
     ] },
     { key: "category", label: "Category", options: [
       ["", "any"], ...file.categories.map((name) => [name, name] as const),
@@ -142,7 +142,7 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
     show(isKept);
     let bytes = 0;
     for (const row of rows) bytes += blocks.size_bytes[row]!;
-    const notes = unknownKeys.map((key) => `Blocks have no "${key}". This term is ignored.`);
+    const notes = unknownKeys.map((key) => `Blocks have no "${key}". This search term is ignored.`);
     let text = `${count(rows.length)} of ${counted(blocks.count, "block")}, ${size(bytes)} in total`;
     if (state === UNRELEASED) {
       if (range) text += `, allocated and not released ${rangeText(device, range)}`;

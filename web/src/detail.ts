@@ -12,13 +12,13 @@ import { drawWhenNeeded, element } from "./view.ts";
 
 /** Why a rule decides a block's category: the facts of docs/explanation/owners.md, in short. */
 const RULES: Readonly<Record<string, string>> = {
-  module: "a module has the tensor",
-  optimizer: "an optimizer has the tensor",
+  module: "the tensor belongs to a module",
+  optimizer: "the tensor belongs to an optimizer",
   grad: "the tensor is the gradient of a parameter",
   several: "the block has tensors of different categories",
-  cublas: "torch keeps the block as a workspace of cuBLAS",
+  cublas: "torch keeps the block as a cuBLAS workspace",
   no_owner: "no known tensor is in the block",
-  too_new: "the block was allocated while the owners were read",
+  too_new: "the block was allocated while the owners were being read",
   batch: "a DataLoader or a distributed module made the block",
   from_forward: "allocated inside a module's call, and not freed since",
   freed_by_node: "the backward pass freed the block",
@@ -28,10 +28,10 @@ const RULES: Readonly<Record<string, string>> = {
   within_backward: "allocated and freed inside the backward pass",
   zero_grad: "zero_grad freed the block",
   fsdp_gather: "FSDP2 gathered parameters into the block",
-  fsdp_reduce: "FSDP2 reduced the gradient in the block",
-  autocast_cache: "autocast kept the block as a copy of a parameter",
-  ddp_bucket: "DistributedDataParallel made the block as a bucket",
-  no_fact: "no recorded fact decides",
+  fsdp_reduce: "the block has a gradient that FSDP2 reduced",
+  autocast_cache: "the block is a copy of a parameter that autocast kept",
+  ddp_bucket: "DistributedDataParallel allocated the block as a bucket",
+  no_fact: "no recorded fact says what it is",
 };
 
 /** Show the selected block of a model. */

@@ -43,7 +43,7 @@ export function createEventsTable(root: HTMLElement, model: Model, selection: Se
     const { terms, error } = parseFilter(selection.state.filter);
     const { rows, unknownKeys } = filterRows(source, terms);
     table.show(rows);
-    const notes = unknownKeys.map((key) => `Events have no "${key}". This term is ignored.`);
+    const notes = unknownKeys.map((key) => `Events have no "${key}". This search term is ignored.`);
     showResult(
       `${count(rows.length)} of ${counted(events.count, "event")}`,
       [error, ...notes].filter(Boolean).join(" "));

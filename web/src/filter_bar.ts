@@ -27,7 +27,7 @@ export function createFilterBar(
 ): ShowFilterResult {
   const field = element("input", {
     type: "search", placeholder: example, spellcheck: "false", autocomplete: "off",
-    title: "Terms that must all hold. A word: part of a file, function or tensor name. " +
+    title: "Terms that must all match. A word: part of a file, function or tensor name. " +
       "0x…: an address. size>=1MiB: a size.",
   });
   field.value = selection.state.filter;

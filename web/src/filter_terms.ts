@@ -1,5 +1,5 @@
 /**
- * The language of the filter field: terms that must all hold.
+ * The language of the filter field: terms that must all match.
  *
  *     attention.py            a word in the call stack, the category, the phase, or what has the block
  *     0x7f3a00                an address: of blocks that begin with it or contain it

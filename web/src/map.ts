@@ -51,8 +51,8 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     tabindex: "0",
     role: "application",
     "aria-label":
-      "Memory map. Left and right arrows move the moment (with Shift by 100 events), up and down " +
-      "arrows select the block before or after in memory, plus and minus zoom.",
+      "Memory map. Left and right arrows go to another moment (with Shift by 100 events), up and down " +
+      "arrows select the previous or next block in memory, plus and minus zoom.",
   }, spacer);
   const holder = element("div", { class: "map-holder" }, box);
   const tooltip = createTooltip(holder);

@@ -35,5 +35,5 @@ function figures({ requested, times, count: blocks }: FlameNode, isOfParameters:
   const bytes = counted(each, "byte");
   const text = `. Requested: ${times > 1 ? `${times} × ${bytes}` : bytes} in ${counted(blocks, "block")}`;
   if (!isOfParameters || each % 4 !== 0) return text;
-  return `${text}${times > 1 ? ", each" : ","} ${count(each / 4)} values of 4 bytes or ${count(each / 2)} of 2`;
+  return `${text}${times > 1 ? ", each" : ","} ${count(each / 4)} values of 4 bytes, or ${count(each / 2)} of 2 bytes`;
 }

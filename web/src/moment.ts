@@ -58,7 +58,7 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
   }
   const isKnown = device.capacity_until === null || entry < device.capacity_until;
   if (limit !== null && isKnown && usage.reserved[entry]! <= limit) {
-    const name = device.capacity_until === null ? "Device limit" : "Limit when memory ran out";
+    const name = device.capacity_until === null ? "Device limit" : "The limit when memory ran out";
     rows.push([name, size(limit)]);
   }
   root.replaceChildren(element("h2", {}, "Selected moment"), factList(rows));

@@ -17,7 +17,7 @@ export function createRanks(root: HTMLElement, page: Page, selection: Selection)
     element("li", {}, fileButton(entry, index, top, selection)));
   root.append(
     element("p", { class: "faint" },
-      `${counted(page.files.length, "file")}, all drawn up to ${size(top)}. Filled area: allocated. ` +
+      `${counted(page.files.length, "file")}, all on a scale up to ${size(top)}. Filled area: allocated. ` +
       "Dashed line: reserved. Dotted line: capacity of the device. Click a file to open it."),
     element("ul", { class: "ranks" }, ...items));
 }
@@ -33,7 +33,7 @@ function fileButton(
   open.disabled = data === null;
   const notes = [`Peak: ${size(peak_bytes)} allocated, ${size(peak_reserved_bytes)} reserved`];
   if (ooms > 0) notes.push(`Out of memory ${ooms === 1 ? "once" : `${ooms} times`}`);
-  if (data === null) notes.push("The events are not in this page.");
+  if (data === null) notes.push("The events are not on this page.");
   open.append(
     element("span", { class: "name" }, rank === null ? name : `Rank ${rank}: ${name}`),
     curveOf(entry, top),

@@ -37,8 +37,8 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     tabindex: "0",
     role: "application",
     "aria-label":
-      "Memory over time. Left and right arrows move the selected moment, Shift and an arrow move " +
-      "the view, plus and minus (or W and S) zoom, up and down zoom the bytes, 0 shows everything, " +
+      "Memory over time. Left and right arrows select a moment, Shift and an arrow move " +
+      "the view, plus and minus (or W and S) zoom, up and down zoom the axis of bytes, 0 shows everything, " +
       "square brackets begin and end a range, Escape clears the selection.",
   });
   createTimelineTools(root, model, selection);

@@ -118,7 +118,7 @@ def check_limit(
         )
         return replace(largest, verdict="unknown", reason=reason)
     grown = f"the largest growth is {largest.reason}"
-    grown = grown if largest.growth_bytes > 0 else "no peak or end usage grew"
+    grown = grown if largest.growth_bytes > 0 else "neither the peaks nor the end usage grew"
     return replace(largest, reason=f"Within the limit of {limit.text}: {grown}.")
 
 

@@ -60,7 +60,7 @@ def _most(sites: Sequence[Change], delta_bytes: int) -> str:
         parts = (
             f"{site_text(change.name)}: {signed_size(change.delta_bytes)}" for change in changed
         )
-        return f"; changes cancel out, the largest is {', '.join(parts)}" if changed else ""
+        return f"; changes cancel out (the largest: {', '.join(parts)})" if changed else ""
     largest = next((c for c in sites if (c.delta_bytes > 0) == (delta_bytes > 0)), None)
     if largest is None or not largest.delta_bytes:
         return ""

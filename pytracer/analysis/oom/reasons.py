@@ -503,8 +503,9 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
         span = "in this step" if earlier.has_steps else "since the recording began"
         return Verdict(
             REPLACED,
-            f"This line has replaced {number(earlier.replaced, 'block')} by larger ones {span}, "
-            f"from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop does. {text}",
+            f"This line has replaced {number(earlier.replaced, 'block')} with larger ones "
+            f"{span}, growing from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a "
+            f"loop does. {text}",
         )
     return verdict
 

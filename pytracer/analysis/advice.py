@@ -173,7 +173,7 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
     found += _of_kinds(data, facts, kinds)
     if simulation is not None and (fitting := simulation.fitting_bytes()) is not None:
         found.append(
-            _do(f"in a simulation, an input fits if this line requests at most {size(fitting)}")
+            _do(f"an input fits if this line asks for at most {size(fitting)} (simulated)")
         )
     asked, free = facts.oom.requested_bytes, facts.free_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
@@ -181,10 +181,7 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
         why = "remove roundup_power2_divisions: it may have rounded a smaller request up to"
         found.append(_do(f"{why} {size(asked)}"))
     if reasons.TOO_LARGE in kinds and 2 * asked > total:
-        why = (
-            f"this line asks for {size(asked)}: check the shapes of its tensors, or compute the "
-            "result in parts"
-        )
+        why = f"this line asks for {size(asked)}: check tensor shapes, or compute in parts"
         found.append(_do(why))
     texts = lowering(
         facts.categories,

@@ -175,9 +175,7 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: LeakReport | None = No
 def _leak_of_ends(leak: DeviceLeaks, lines: Iterable[Line]) -> list[Line]:
     """Return the lines of an answer with a leak that only several files together show."""
     kept = [line for line in lines if line.role not in ("leak", "why", "file")]
-    file = Line(
-        "file", f"{leak.path}, and the final states of {number(leak.files, 'file')} together"
-    )
+    file = Line("file", f"{leak.path} and the final states of {number(leak.files, 'file')}")
     return [file, *leak_lines(leak), *kept]
 
 

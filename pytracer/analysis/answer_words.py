@@ -273,14 +273,10 @@ def _ended(killed: Killed) -> Line:
     if killed.is_ray_worker:
         text = (
             "without writing a snapshot: Ray ends workers this way at the end of the job, by "
-            "ray.kill(), or when host memory is short. A crash looks the same here: see Ray's "
-            "own log"
+            "ray.kill(), or when host memory is short. A crash looks the same: see Ray's log"
         )
     if killed.by_oom_killer:
-        text = (
-            "without writing a snapshot, when the kernel's OOM killer ended a process in the "
-            "same cgroup"
-        )
+        text = "without writing a snapshot, when the OOM killer ended a process in its cgroup"
     if killed.is_cut:
         text += ". Some of what it recorded is missing, because the disk was full"
     return Line("ended", text)

@@ -101,10 +101,7 @@ def expands(data: DeviceData) -> bool:
 
 def why_empty(metadata: FileMetadata) -> str:
     """Return why a file has no device that was in use, and what to do, as a part of a sentence."""
-    reason = (
-        'the program used none of the recorded devices; "pytracer doctor" shows which can be '
-        "recorded here"
-    )
+    reason = 'no recorded device was used; "pytracer doctor" shows which can be recorded here'
     if metadata.untraced is not None:
         reason = metadata.untraced.rstrip(".")
     elif metadata.waiting:

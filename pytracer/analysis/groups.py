@@ -132,10 +132,7 @@ def held_by(blocks: Blocks, moment: Moment, by: str, depth: int = 0) -> Held:
     if by in ("category", "owner") and not has_categories(data.snapshot):
         raise PytracerError(f"{path} does not say who owns its blocks, so it has no {by}")
     if by == "holder" and not has_holders(data.snapshot) and not blocks["released"].any():
-        raise PytracerError(
-            f"{path} does not list the holders of blocks: it cannot say which Python objects "
-            "keep memory"
-        )
+        raise PytracerError(f"{path} does not say which Python objects keep memory")
     if by in ("phase", "step", "age") and blocks.entry is None:
         raise PytracerError(f"{path} has only the state at the end, without {by}s")
     names: tuple[str, ...] = (by,)

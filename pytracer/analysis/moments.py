@@ -66,8 +66,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
     event = _event(data, text)
     if not 0 <= event < len(trace):
         raise NoMomentError(
-            f"{path} has no event {event:,} for {name}: its events are numbered from 0 to "
-            f"{len(trace) - 1:,}"
+            f"{path} has no event {event:,} for {name}: its events are 0 to {len(trace) - 1:,}"
         )
     return Moment(f"event {event:,}", event + 1, event)
 

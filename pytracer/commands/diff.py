@@ -58,10 +58,8 @@ _OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
     "limit",
     metavar="LIMIT",
     callback=shared.parsed_by(parse_limit),
-    help=(
-        "Only check that peak allocated, peak reserved and end memory grew by at most LIMIT, "
-        "such as 5% or 200MiB. Exits with 1 if one grew by more, and with 3 if that is unknown."
-    ),
+    help="Only check that peak allocated, peak reserved and end memory grew by at most LIMIT, "
+    "such as 5% or 200MiB. Exits with 1 if one grew more, with 3 if it is unknown.",
 )
 @click.option(
     "--markdown",

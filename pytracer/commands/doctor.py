@@ -74,9 +74,7 @@ def command(
         _build(hooks.builder, devices, output)
         return
     if output is not None:
-        raise click.UsageError(
-            "--output is the folder for the hooks that --build makes: add --build"
-        )
+        raise click.UsageError("--output is for the hooks that --build makes: add --build")
     examination = examine(devices, hooks)
     build_problem = hooks.builder.compiler.mode_problem()
     # The environment's tracer reads all variables, a tracer in the code at most as many.
@@ -146,9 +144,7 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
     if all(report.torch is None for report in reports):
         click.echo("recordings from other machines can be read here without torch")
     elif not examination.autograd.available:
-        click.echo(
-            "no forward stacks for the backward pass (see row autograd); all else is recorded"
-        )
+        click.echo("no forward stacks for backward (see row autograd); all else is recorded")
     interpreter = examination.interpreter
     click.echo(f"{interpreter.python}: {interpreter.executable}")
     table = Table("backend", "available", "torch", "hook")
@@ -164,9 +160,7 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
         )
     Console().print(table)
     if not any(examination.ready_hooks.values()):
-        click.echo(
-            "no prebuilt hooks in this installation; each torch version needs a C++ compiler once"
-        )
+        click.echo("no prebuilt hooks here: each version of torch needs a C++ compiler once")
         return
     table = Table("backend", "package", "prebuilt hooks, which need no compiler")
     for library, versions in examination.ready_hooks.items():

@@ -31,7 +31,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--world-size", type=positive, help="The number of ranks; only one of them runs."
         ),
-        click.option("--rank", type=click.IntRange(min=0), help="Which rank to run.  [default: 0]"),
+        click.option("--rank", type=click.IntRange(min=0), help="Which rank runs.  [default: 0]"),
         click.option(
             "--together",
             is_flag=True,
@@ -51,10 +51,7 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="After this many seconds, stop and show the current line.  [default: 600]",
         ),
         click.option(
-            "--allow-writes",
-            is_flag=True,
-            default=None,
-            help="Write checkpoints, filled with zeros.",
+            "--allow-writes", is_flag=True, default=None, help="Write checkpoints of zeros."
         ),
     )
     for option in reversed(options):

@@ -111,9 +111,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
                 yield f"{setting.name}{which} failed: {outcome.failure}"
         if setting.is_lower_bound("peak_unallocated_bytes"):
             yield (
-                f"{setting.name}: the peak of unallocated memory may have been higher, because "
-                f"the snapshots lack events. A larger {variable('trace_alloc_max_entries')} "
-                "keeps more events."
+                f"{setting.name}: unallocated memory may have peaked higher, because the "
+                f"snapshots lack events. A larger {variable('trace_alloc_max_entries')} keeps more."
             )
         if early := sum(run.ended_early and bool(run.ooms) for run in setting.measured):
             yield (

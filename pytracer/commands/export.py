@@ -42,10 +42,7 @@ from pytracer.text import file_name, printable
 @click.option(
     "--at",
     type=click.Choice(["peak", "end", "oom"]),
-    help=(
-        "The memory that collapsed stacks show: at the peak, at the end, or when memory last "
-        "ran out.  [default: peak]"
-    ),
+    help="The moment of collapsed stacks: peak, end, or when memory ran out.  [default: peak]",
 )
 @click.option("--by-category", is_flag=True, help="Collapsed stacks begin with the category.")
 def command(
@@ -74,9 +71,7 @@ def command(
         raise click.UsageError(f"--output {output} is named like a snapshot: give another name")
     if to == "parquet":
         if str(output) == "-" or os.path.isfile(output):
-            raise click.UsageError(
-                f"--output {output} must be a folder: --to parquet writes several files"
-            )
+            raise click.UsageError(f"--output {output} must be a folder for --to parquet")
         optional("tables need", *parquet.PYARROW)  # one error, and not one for each file
     unsearched: list[PytracerError] = []
     files = find(paths, unsearched.append)

@@ -41,9 +41,7 @@ from pytracer.text import printable
     "arguments, {batch} becomes the batch of --at or --largest. The options from --largest to "
     "--allow-writes are for these runs only.",
 )
-@click.option(
-    "--largest", metavar="NAME", help="Run several times to find the largest size that fits."
-)
+@click.option("--largest", metavar="NAME", help="Find the largest size that fits, by trying some.")
 @dry_run_options.dry_run_options
 @shared.plot_option("the peaks, plotted against one of the sizes")
 @json_option
@@ -88,9 +86,7 @@ def command(
             for_dry_run["device_memory_bytes"] = device_memory_bytes
         context.exit(fit_on(devices, paths, at or {}, largest, as_json, **for_dry_run))
     if for_dry_run or largest is not None:
-        raise click.UsageError(
-            "to run the program, add --on DEVICE; otherwise, give only recordings"
-        )
+        raise click.UsageError("to run the program, add --on DEVICE; otherwise give recordings")
     if at is None:
         raise click.UsageError("--at is missing: the sizes to predict, such as batch=16")
     console = Console(stderr=True, highlight=False)

@@ -36,9 +36,7 @@ _SHOWN = 5  # how many unreadable files are named
     help="Where to read the files: in processes on this machine, or in tasks on a Ray cluster.",
 )
 @click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    help="The most processes at a time.  [default: one per core]",
+    "--workers", type=click.IntRange(min=1), help="Processes to use.  [default: one per core]"
 )
 @json_option
 @click.pass_context

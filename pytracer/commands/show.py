@@ -42,9 +42,7 @@ class Question:
 @click.command("show")
 @shared.files_argument
 @click.option(
-    "--by",
-    type=click.Choice(KEYS),
-    help="Print who holds memory at one moment, grouped by this key.",
+    "--by", type=click.Choice(KEYS), help="Print the memory of one moment, grouped by this."
 )
 @shared.moment_option
 @click.option(

@@ -30,10 +30,8 @@ from pytracer.text import number, printable, size
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=(
-        "Where to write the page. Replaces an existing file only if it is such a page. "
-        "[default: NAME.html next to the snapshot or directory; with neither, page.html]"
-    ),
+    help="Where to write the page. It overwrites nothing but an earlier page.  [default: NAME.html "
+    "next to the snapshot or directory; with neither, page.html]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
 @click.option(
@@ -48,10 +46,7 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help=(
-        "Show at most COUNT events in all: the newest of the first file, then each further file "
-        "that fits completely."
-    ),
+    help="Show at most COUNT events: the newest of the first file, then files that fit whole.",
 )
 @click.pass_context
 def command(
@@ -173,9 +168,7 @@ def _page_of_files(
     why = "ran out of memory first"
     if not summaries[0].ooms:
         why = "leaks" if verdict.is_leak else "holds the most memory"
-    left_out.insert(
-        0, f"{name}, which {why}, is shown first, out of {number(len(summaries), 'file')}."
-    )
+    left_out.insert(0, f"{name} is shown first of {number(len(summaries), 'file')}: it {why}.")
     return Page(title, verdict, summaries, content, left_out), failed
 
 

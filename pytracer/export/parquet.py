@@ -80,9 +80,7 @@ class _Tables:
         reasons = (data.contradiction for data in self._devices if data.contradiction is not None)
         for reason in reasons:
             why = reason.partition(", so the usage")[0]
-            notes.append(
-                f"{path}: blocks, and the bytes in use after each event, are left out: {why}"
-            )
+            notes.append(f"{path}: blocks and the usage after each event are left out: {why}")
         return notes
 
     def events(self) -> Iterator[Rows]:

@@ -54,9 +54,7 @@ def filled_in(command: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
     for name, value in sizes.items():
         place = f"{{{name}}}"
         if not any(place in part for part in command):
-            raise ConfigError(
-                f"the command has no {place}: put it where the value of {name} belongs"
-            )
+            raise ConfigError(f"the command has no {place}: put it where {name} belongs")
         found = [part.replace(place, str(value)) for part in found]
     return found
 

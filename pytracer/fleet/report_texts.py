@@ -91,9 +91,7 @@ def _peaks(report: FleetReport) -> tuple[Verdict, str]:
             groups = f" {number(largest.ranks, 'rank')} are too few for a statistical test."
         return "found", " ".join(_explained(report)) + groups
     if usable:
-        text = (
-            f"No rank out of {largest.ranks:,} stands out: the peaks are {peaks} {where}.{groups}"
-        )
+        text = f"No rank of {largest.ranks:,} stands out: the peaks are {peaks} {where}.{groups}"
         return "none", text
     why = f"{largest.outliers:,} of {largest.ranks:,} differ from the median {where}: {peaks}"
     if largest.verdict == "few":

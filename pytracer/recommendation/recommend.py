@@ -288,8 +288,7 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
         if others:
             yield (
                 f"The simulation of {_names(others)} starts with an empty cache. First, it "
-                f"allocates {blocks} that are older than the trace, and whose segments are "
-                "unknown."
+                f"allocates {blocks} older than the trace, in unknown segments."
             )
     if recording.were_changed:
         yield (
@@ -299,9 +298,8 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
     if requests.given_back:
         yield (
             f"Memory was given back {number(requests.given_back, 'time')} just before more was "
-            "taken. The recording's memory limit is unknown, so the simulation assumes that the "
-            "program called empty_cache(), not that memory ran short. Give --capacity if you "
-            "know the limit."
+            "taken. The recording's memory limit is unknown, so the simulation assumes that this "
+            "was empty_cache(), not a lack of memory. Give --capacity if you know the limit."
         )
 
 

@@ -72,17 +72,12 @@ def answer_of(found: DryRun, report: Report, files: RunFiles) -> Answer:
             lines = [Line("why", f"memory ran out {number(ooms, 'time')}, and the program went on")]
         elif found.flushes:
             times = number(found.flushes, "time")
-            lines.insert(
-                0, Line("why", f"the cache was emptied {times} to find memory, which is slow")
-            )
+            lines.insert(0, Line("why", f"the cache was emptied {times} to find memory (slow)"))
     if report.stopped:
         steps = number(report.steps, "step")
         text = f"after {steps} of the optimizer; to run the rest, give --stop-after-steps 0"
         if report.stopped == "time":
-            text = (
-                f"by the time limit, at {report.place}; the program may be waiting for a value "
-                "to change"
-            )
+            text = f"by the time limit, at {report.place}; a loop may wait for a value to change"
         lines.insert(0, Line("ended", text))
     deciding = [f"{value.place} {value.source}" for value in found.values if value.decides]
     if deciding:

@@ -242,9 +242,8 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
                 )
         if lost := running.reset_by(self._backend, self._change, new):
             raise ConfigError(
-                f"this torch_npu resets {lost} to its default whenever a setting changes while "
-                f"the program runs; start the program with {format_settings(self._change)} in "
-                f"{VARIABLE['npu']}"
+                f"this torch_npu resets {lost} to its default when a setting changes at run time; "
+                f"start the program with {format_settings(self._change)} in {VARIABLE['npu']}"
             )
         if self._backend == "npu" and new.get("expandable_segments") == "True":
             for key in ("max_split_size_mb", "garbage_collection_threshold"):

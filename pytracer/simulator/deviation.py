@@ -145,8 +145,8 @@ def deviation_text(deviation: Deviation) -> str:
     share = f"{deviation.peak_share:+.1%}".replace("%", " %")
     return (
         f"Error bar: {size(abs(deviation.peak_bytes))} ({share}). A simulation with the "
-        "recording's own settings and limit is off by this much at its peak. After each request, "
-        f"it is off by {size(round(deviation.mean_bytes))} on average and "
+        "recording's own settings and limit is off by this much at its peak, and after each "
+        f"request by {size(round(deviation.mean_bytes))} on average and "
         f"{size(abs(deviation.largest_bytes))} at most{largest}. Smaller differences between "
         f"settings mean nothing.{missed}"
     )

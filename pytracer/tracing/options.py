@@ -189,8 +189,7 @@ class TracerOptions:
     )
     memory_snapshot_num_steps: Option[int, int] = Option(
         *(1, "INTEGER", form.parse_int, form.check_int(1, MAX_STEPS_LIMIT, 1)),
-        "How many of the `steps` go into one file, together with the events between them. Needs "
-        "`steps`.",
+        "How many of the `steps` go into one file, with the events between them. Needs `steps`.",
     )
     schedule: Option[Schedule | None, Schedule | None] = Option(
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
@@ -230,8 +229,7 @@ class TracerOptions:
     )
     role: Option[str | None, str | None] = Option(
         *(None, "NAME", str, form.check_role),
-        "A name for a process without a rank, for the names of the files that it writes into a "
-        "directory.",
+        "A name for a process without a rank. Its files in a directory are named after it.",
     )
     max_oom_snapshots: Option[int, int] = Option(
         *(3, "INTEGER", form.parse_int, form.check_int(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),

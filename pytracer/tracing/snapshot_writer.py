@@ -48,10 +48,7 @@ def _reason(failure: Exception, path: Path) -> str:
     with contextlib.suppress(OSError):  # the folder may be gone, or its server
         if number == errno.ENOSPC:
             reason += f" ({size(shutil.disk_usage(existing(path.parent)).free)} free)"
-    return (
-        f"{reason}. The job continues. Free some space, or point {variable('output')} to another "
-        "disk"
-    )
+    return f"{reason}. The job continues. Free some space, or change {variable('output')}"
 
 
 def metadata(recording: DeviceRecording) -> Metadata:

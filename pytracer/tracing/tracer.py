@@ -241,8 +241,7 @@ class Tracer:
             view = self._recording.view()
         except Exception as failure:
             self._writer.fail(
-                f"there was no memory to list the blocks alive at the end: {failure}",
-                "no memory at the end",
+                f"no memory to list the blocks at the end: {failure}", "no memory at the end"
             )
         self._writer.report_ooms()
         files = self._writer.files

@@ -312,7 +312,7 @@ class annotate_modules:  # noqa: N801
             raise ConfigError(f"{model!r:.80} is not a torch.nn.Module: give the model itself")
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(
-                f"depth={depth!r}: give an integer, 0 or more, or None for all levels"
+                f"depth={depth!r}: give 0 or a larger integer, or None for all levels"
             )
         self._handles = [
             model.register_forward_pre_hook(_Hook(_note_arguments), prepend=True, with_kwargs=True),

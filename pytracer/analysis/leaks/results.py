@@ -296,10 +296,7 @@ def remedy(growths: Sequence[Growth]) -> str:
     if is_of_optimizer(holder):
         return "remove parameters that are not used any more from the optimizer's param_groups"
     if holder.startswith(OF_MODEL):
-        return (
-            "find where the program makes and keeps a new module or parameter, or a buffer "
-            "larger than before"
-        )
+        return "find where the program keeps a new module or parameter, or a buffer that grows"
     if holder.endswith(_GRADIENT):
         name = holder.removesuffix(_GRADIENT)
         return f"call zero_grad() for `{name}`: each backward pass makes its sparse gradient larger"

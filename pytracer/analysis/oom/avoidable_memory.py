@@ -64,8 +64,7 @@ def avoidable(held: Blocks) -> list[str]:
     found = [
         (
             scores,
-            "Compute the loss in chunks: blocks as large as the logits take {}, this request "
-            "included.",
+            "Compute the loss in chunks: blocks as large as the logits take {}.",
         ),
         (
             loaded,

@@ -503,9 +503,9 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
         span = "in this step" if earlier.has_steps else "since the recording began"
         return Verdict(
             REPLACED,
-            f"This line has replaced {number(earlier.replaced, 'block')} with larger ones "
-            f"{span}, growing from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a "
-            f"loop does. {text}",
+            f"This line replaced {number(earlier.replaced, 'block')} with larger ones {span}, "
+            f"growing from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop "
+            f"does. {text}",
         )
     return verdict
 
@@ -568,10 +568,7 @@ def _why_unknown(facts: Facts) -> str:
         )
     doubt = "the margin is too small to be sure that expandable segments would join enough of it."
     if not _is_known(facts):
-        doubt = (
-            "the program never held this much before, and may need still more after this "
-            "allocation."
-        )
+        doubt = "the program never held this much before, and may need even more later."
     return (
         f"{asked} would fit into the {usable} of free memory ({available} on the device and "
         f"{size(own)} inside segments) if it were one piece. But {doubt}"
@@ -590,10 +587,9 @@ def _of_library(facts: Facts) -> Verdict:
         elsewhere = f" Other processes hold {size(others)} of it."
     return Verdict(
         LIBRARY,
-        "A library such as cuBLAS asked the device for memory, bypassing torch's allocator, when "
-        f"{free} were free. The allocator has reserved {size(facts.sample.reserved_bytes)} of "
-        f"the device, and {size(facts.sample.fragmentation_bytes)} of that are not in "
-        f"use.{elsewhere}",
+        f"A library such as cuBLAS asked the device itself for memory when {free} were free. The "
+        f"allocator has reserved {size(facts.sample.reserved_bytes)} of the device, and "
+        f"{size(facts.sample.fragmentation_bytes)} of that are not in use.{elsewhere}",
     )
 
 
@@ -656,9 +652,7 @@ def _held_outside(facts: Facts) -> str:
     held = facts.oom.elsewhere_bytes
     if held is None:
         return " The memory outside the allocator is unknown."
-    return (
-        f" {size(held)} of device memory are held outside this process's allocator." if held else ""
-    )
+    return f" {size(held)} on the device are held outside this process's allocator." if held else ""
 
 
 def _of_streams(facts: Facts) -> Iterator[Verdict]:

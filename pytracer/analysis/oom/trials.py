@@ -66,10 +66,7 @@ class Trial:
             least = "" if self.again else "at least "
             return f"{how}: {least}{number(self.steps, 'more turn')} of this loop fit"
         of = "" if self.limit_bytes is None else f" of {size(self.limit_bytes)}"
-        return (
-            f"{how}: the rest of a step like {self.like} fits, with a peak of "
-            f"{size(self.peak_bytes)}{of}"
-        )
+        return f"{how}: the rest of a step like {self.like} fits in {size(self.peak_bytes)}{of}"
 
     def limits_of_proof(self, leaked_bytes: float = 0) -> str:
         """Return what is not known to fit, as a sentence; "" for nothing.

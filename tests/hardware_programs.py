@@ -172,11 +172,11 @@ def library() -> None:
 FIRST_WORDS: dict[Callable[[], None], str] = {
     too_large_batch: "nearly all memory is in use",
     too_large_scores: "",  # what is said of it depends on the size of the device
-    long_batch: "this step needs more than those before",
+    long_batch: "this step needs more than earlier ones",
     varying_batches: "fragmented",
     kept_graphs: "a leak",
     kept_graphs_of_one_step: "nearly all memory is in use",
-    another_try_within_except: "an exception keeps the memory of a failed attempt",
+    another_try_within_except: "an exception keeps a failed attempt's memory in use",
     growing_cache: "one line's blocks become larger and larger",
     graphs: "free memory in another pool",
     library: "a library could not allocate device memory",

@@ -173,7 +173,7 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
     found += _of_kinds(data, facts, kinds)
     if simulation is not None and (fitting := simulation.fitting_bytes()) is not None:
         found.append(
-            _do(f"an input fits if this line asks for at most {size(fitting)} (simulated)")
+            _do(f"an input fits if this line requests at most {size(fitting)} (simulated)")
         )
     asked, free = facts.oom.requested_bytes, facts.free_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes

@@ -124,7 +124,7 @@ def look_at(holder: str, keeps: str = "", *, is_graph: bool = False) -> str:
     `keeps`: how much it keeps, as a clause, or "".
     """
     outer = outermost_name(holder)
-    how = "drop what is no longer used, or move it off the device (.detach().cpu(), or a file)"
+    how = "drop what you no longer need, or move it off the device (.detach().cpu(), or a file)"
     if _OF_EXCEPTION in holder:
         how = "store the error's text, or drop its traceback with error.with_traceback(None)"
     elif is_graph:

@@ -31,7 +31,7 @@ from pytracer.backends.running_torch import torch_build
     help="The device to train on. auto: the accelerator, else the CPU.",
 )
 def command(output: Path, steps: int, device: str) -> None:
-    """Does pytracer work here, and what does it show?
+    """Does pytracer work here, and what can it record?
 
     \b
     pytracer demo

@@ -200,12 +200,12 @@ class TracerOptions:
     )
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
-        'What ends a step, besides `step()`. `"optimizer"`: the torch optimizer that steps first; '
-        '`"optimizer:AdamW"`: the first one of this class. `"framework"`: verl ends the steps that '
-        'it profiles. Without verl, it is like `"optimizer"`, but if a second optimizer steps '
-        "twice while the first does not, the second ends the steps from then on. If no steps are "
-        'selected, steps end at `step()` once it is called. `"none"`: only `step()`. `None`: '
-        '`"framework"`, or `"none"` if steps are selected.',
+        'Which call ends a step, besides `step()`. `"optimizer"`: of the torch optimizer that '
+        'steps first; `"optimizer:AdamW"`: of the first one of this class. `"framework"`: verl '
+        'ends the steps that it profiles. Without verl, it is like `"optimizer"`, but if a second '
+        "optimizer steps twice while the first does not, the second ends the steps from then on. "
+        'If no steps are selected, steps end at `step()` once it is called. `"none"`: only '
+        '`step()`. `None`: `"framework"`, or `"none"` if steps are selected.',
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),

@@ -150,12 +150,12 @@ REMEDIES = {
     ),
     "longest_batch": (
         LARGER_INPUT,
-        "In the 4 steps before, this line requested at most 45 MiB at once, and now 450 MiB,",
+        "In the 4 steps before, this line requested at most 45 MiB at once. Now it requested",
         "Limit the size of one step's input (for example, its longest sequence), or split",
     ),
     "concatenated": (
         REPLACED,
-        "by larger ones since the recording began, from 40 MiB to",
+        "with larger ones since the recording began, growing from 40 MiB to",
         "If `torch.cat` extends one tensor in a loop, allocate its final size once",
     ),
     "freed_too_late": (
@@ -171,7 +171,7 @@ REMEDIES = {
     "workspaces_of_streams": (
         STREAMS,
         "streams that the program used one after the other, most of it for accelerator/oom_",
-        "Make a stream once, and use it again.",
+        "Create the stream once, and reuse it.",
     ),
 }
 """The programs that pass if they do what pytracer says: the kind, a part of the verdict's text, and
@@ -231,7 +231,7 @@ def test_how_far_a_forward_pass_was(backend: str, tmp_path: Path) -> None:
         explanation = explained(tmp_path, name)
         assert kinds(explanation) == [EXHAUSTED]
         text = explanation.verdicts[0].text
-        assert "The forward pass was in layer 6 of 12 (layers), and each keeps 576 MiB" in text
+        assert "The forward pass was in layer 6 of 12 (layers). Each layer keeps 576 MiB" in text
         assert explanation.oom is not None
         assert explanation.oom.sample is not None
         (more,) = re.findall(r"needs about ([\d.]+) GiB more", text)
@@ -250,7 +250,7 @@ def test_how_far_an_optimizer_was(backend: str, tmp_path: Path, name: str) -> No
     explanation = explained(tmp_path, name)
     # THEN the answer says how much more all of its states need
     text = explanation.verdicts[0].text
-    assert "The optimizer had made its states for 8 of 24 parameters" in text
+    assert "The optimizer had created its state for 8 of 24 parameters" in text
     # The second state of the eighth parameter may be missing, too.
     assert re.search(r"about 2(\.062)? GiB more", text)
     # AND that is true: 3 GiB of parameters and gradients, 3 GiB of states, and some for a step
@@ -288,7 +288,7 @@ def test_streams_that_are_used_again_much_later(backend: str, tmp_path: Path) ->
     assert answer.verdict == "CACHED ON 10 IDLE STREAMS"
     (why,) = answer.texts("why")
     assert why.startswith("1000 MiB are cached on 10 streams that the program used one after the")
-    assert answer.texts("do")[0] == "Make a stream once, and use it again."
+    assert answer.texts("do")[0] == "Create the stream once, and reuse it."
 
 
 @pytest.mark.parametrize("work_at_once", [False, True])
@@ -307,7 +307,7 @@ def test_streams_of_a_program_without_steps(
     assert why.startswith(
         "1.172 GiB are cached on 12 streams that the program used one after the other, most of it"
     )
-    assert answer.texts("do")[0] == "Make a stream once, and use it again."
+    assert answer.texts("do")[0] == "Create the stream once, and reuse it."
 
 
 @pytest.mark.usefixtures("simulated_device")

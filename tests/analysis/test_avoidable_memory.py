@@ -44,7 +44,7 @@ def test_a_checkpoint_on_the_device(frame: tuple[Any, ...]) -> None:
     blocks = [(100, frame, ""), (50, frame, "parameter"), (100, TRAIN, "parameter")]
     (text,) = found(blocks)
     assert "map_location" in text
-    assert "on the device, it keeps 100 KiB" in text
+    assert "on the device, its tensors take 100 KiB" in text
     # AND one in a model, or a small one, is none
     assert not found([(100, frame, "parameter"), (5, frame, "")])
 

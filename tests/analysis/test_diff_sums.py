@@ -69,7 +69,7 @@ def test_changes_that_cancel() -> None:
     answer = device_answer(only_device(before, after))
     assert "most by" not in answer
     assert answer.startswith(
-        "device 0: no change of the bytes allocated at the peaks (6 KiB); changes "
+        "device 0: no change in bytes allocated at the peaks (6 KiB); changes "
     )
     # AND a call site that shrinks is not the reason why the sum grows
     h = (TRAIN, "h", 3)

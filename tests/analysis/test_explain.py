@@ -68,7 +68,7 @@ def test_what_was_held_at_the_out_of_memory_before() -> None:
     # THEN the second time names what was kept
     assert (first.held_before_bytes, second.held_before_bytes) == (None, 300 * KIB)
     assert (
-        "This is the last of 2 such errors in the recording; at the one before, 300 KiB were held"
+        "This is the last of 2 such errors in the recording; at the previous one, 300 KiB were held"
         in answer_of(second).texts("why")
     )
 
@@ -105,12 +105,12 @@ def test_the_lines_of_a_log() -> None:
     assert verdict == "OUT OF MEMORY: the request is too large (cuda:0, step 4)"
     assert asked == "asked: 40 MiB (unknown)"
     assert free.startswith("free: 10 MiB on the device + ")
-    assert why.startswith("why: 40 MiB are more than all that is free")
+    assert why.startswith("why: 40 MiB is more than all the free memory")
     assert held == "held: 1.174 MiB at that moment"
     assert lines.startswith(
         "lines: 1.172 MiB model.py:31 forward ← train.py:7 main (0-3 steps old); 2 KiB"
     )
-    assert do.startswith("do: This line asks for 40 MiB: look")
+    assert do.startswith("do: This line asks for 40 MiB: check tensor shapes")
 
 
 @pytest.mark.parametrize(

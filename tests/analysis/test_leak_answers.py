@@ -191,7 +191,7 @@ def test_what_keeps_the_rest_of_a_leak(parts: int, second: str, is_named: bool) 
     # THEN what keeps the rest is named if that is a quarter
     device = observed(step)
     expected = (
-        "look at `preds[…]` of main() and `target[…]` of main(): drop what is not used any more"
+        "look at `preds[…]` of main() and `target[…]` of main(): drop what you no longer need"
     )
     assert remedy(leaks_of(device)).startswith(expected) == (is_named and parts < 4)
     text = "kept by `preds[…]` of main() and by `target[…]` of main()."
@@ -337,9 +337,7 @@ def test_a_container_with_a_bound(free_mib: int | None, verdict: str) -> None:
     assert name in answer(device)
     # AND the answer says how much it will take, and else what to do
     if verdict == "none":
-        assert f"what kept growing is bounded: it ends at about 18.75 MiB, {name}." in answer(
-            device
-        )
+        assert f"the growth has a bound: it ends at about 18.75 MiB, {name}." in answer(device)
         assert device.releases[0].most_bytes == 60 * SIZE
     else:
         text = "let `memory` (inside a deque, 60 of at most 300)[…] of main() keep fewer items"

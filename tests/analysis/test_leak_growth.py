@@ -166,7 +166,7 @@ def test_a_buffer_in_a_file_that_lost_its_beginning() -> None:
     device = observed(step, first=76, steps=100, begin=begin)
     # THEN the older blocks that are released prevent an accusation
     assert device.verdict == "unknown"
-    assert "from before the file's first event were released" in device.reason
+    assert "allocated before the file's first event, were released" in device.reason
 
 
 def test_growing_requests() -> None:
@@ -196,7 +196,7 @@ def test_many_callers_that_grow_rarely() -> None:
     device = observed(step)
     assert (device.verdict, device.reason) == (
         "unknown",
-        "several of its callers grow, but each grows too rarely",
+        "memory grows at several of its callers, but at each too rarely",
     )
     assert [frame.line for frame in device.growths[0].frames] == [41]
 
@@ -257,7 +257,7 @@ def test_a_file_of_less_than_two_lives() -> None:
         kept.append(program.alloc(SIZE, LINE))
 
     device = observed(step)
-    assert (device.verdict, device.reason.partition(":")[0]) == (
+    assert (device.verdict, device.reason.partition(";")[0]) == (
         "unknown",
         "some of its blocks were released after 39 steps",
     )

@@ -164,7 +164,7 @@ def test_the_layer_of_a_forward_pass(done: int) -> None:
     # THEN 26 KiB are there before the layers, and each keeps 21
     assert found is not None
     assert found.text.startswith(
-        f"The forward pass was in layer {done} of 8 (layers), and each keeps 21 KiB: the rest "
+        f"The forward pass was in layer {done} of 8 (layers). Each layer keeps 21 KiB, so the rest "
     )
     assert (found.layers, found.layers_bytes) == (8, 8 * 21 * KIB)
     assert found.start_bytes == 26 * KIB
@@ -221,7 +221,9 @@ def test_the_states_of_an_optimizer() -> None:
         program.own(address, "optimizer_state", "optimizer", f"{name} of layers.{number}.weight")
     found = progress_of(program)
     assert found is not None
-    assert found.text.startswith("The optimizer had made its states for 3 of 8 parameters: about")
+    assert found.text.startswith(
+        "The optimizer had created its state for 3 of 8 parameters; the rest need about"
+    )
     assert found.more_bytes == (16 - 5) * 2 * KIB
     assert found.layers == 0
     # AND in a later step, parameters without states are those of another optimizer
@@ -346,8 +348,8 @@ def test_the_input_that_fits_by_simulation(room_mib: int, length: int, tmp_path:
     assert write(path, training, room_mib << 20, batch=4, length=[*before, length]).ran_out
     (explanation,) = explain(load(path), try_settings=try_settings)
     texts = [suggestion.why for suggestion in explanation.suggestions]
-    (text,) = [text for text in texts if "an input fits if this line" in text]
-    fitting_bytes = parsed_size(text.removesuffix(".").rsplit("at most ", 1)[1])
+    (text,) = [text for text in texts if "n input fits if this line" in text]
+    fitting_bytes = parsed_size(text.removesuffix(" (simulated).").rsplit("at most ", 1)[1])
     # THEN more than before fits, AND so does what is named: attention requests 64 times the square
     fitting = int((fitting_bytes / 64) ** 0.5)
     assert fitting > 1.5 * max(before)
@@ -359,4 +361,4 @@ def test_no_input_that_fits_is_named_without_earlier_steps(tmp_path: Path) -> No
     path = tmp_path / "1.pickle"
     assert write(path, training, 140 << 20, batch=4, length=[64, 1024]).ran_out
     (explanation,) = explain(load(path), try_settings=try_settings)
-    assert not any("an input fits" in suggestion.why for suggestion in explanation.suggestions)
+    assert not any("input fits" in suggestion.why for suggestion in explanation.suggestions)

@@ -299,7 +299,7 @@ def test_doctor_lists_the_ready_hooks(world: World) -> None:
 
 
 def test_doctor_says_that_no_hook_is_ready(world: World) -> None:
-    assert "no prebuilt hooks in this installation" in call([], world).output
+    assert "no prebuilt hooks here" in call([], world).output
 
 
 def test_doctor_names_the_ready_releases_where_there_is_no_compiler(world: World) -> None:
@@ -328,7 +328,7 @@ def test_doctor_reports_what_pinned_memory_lacks(world: World) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "hooks"], "--output is the folder for the hooks of --build: add --build"),
+        (["--output", "hooks"], "--output is for the hooks that --build makes: add --build"),
         (["--build", "--json"], "leave out --json"),
     ],
 )

@@ -111,7 +111,7 @@ def test_diff_of_roles_with_equal_ranks(tmp_path: Path) -> None:
             program.write(tmp_path / run / "step1" / f"torch_memory_rank0_pid{pid}.pickle")
     # THEN each role is compared with itself
     result = invoke("diff", tmp_path / "a", tmp_path / "b", "--fail-over", "0%")
-    assert result.output == "Within the limit of 0%: no peak or end usage grew.\n"
+    assert result.output == "Within the limit of 0%: neither the peaks nor the end usage grew.\n"
     # AND each has a row
     report = json.loads(invoke("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
     assert {file["after"]: file["after_bytes"] for file in report["files"]} == {
@@ -285,7 +285,7 @@ main(["export", {str(CUDA)!r}, "--to", "parquet", "-o", {str(tmp_path / "out")!r
     ("arguments", "message"),
     [
         (["--to", "parquet"], "--to parquet needs --output"),
-        (["--to", "parquet", "-o", str(CUDA.with_name("make.py"))], "into a folder"),
+        (["--to", "parquet", "-o", str(CUDA.with_name("make.py"))], "must be a folder"),
         (["--to", "parquet", "-o", str(CUDA)], "is named like a snapshot"),
         (["--to", "parquet", "-o", "x", "--at", "end"], "--at end applies only to"),
         (["--to", "collapsed", "--at", "oom"], "has no out-of-memory error"),

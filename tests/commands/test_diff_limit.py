@@ -54,7 +54,7 @@ def test_the_line_names_the_amount(tmp_path: Path) -> None:
         "Over the limit of 5%: cuda:0: peak allocated 20 MiB → 30 MiB (+10 MiB, +50%).\n"
     )
     assert invoke("diff", after, before, "--fail-over", "5%").output == (
-        "Within the limit of 5%: no peak or end usage grew.\n"
+        "Within the limit of 5%: neither the peaks nor the end usage grew.\n"
     )
     document = json.loads(invoke("diff", before, after, "--fail-over", "5%", "--json").stdout)
     assert document["limit"] == {
@@ -133,7 +133,7 @@ def test_devices_of_an_unknown_kind_are_compared(tmp_path: Path) -> None:
         program.alloc(MIB, SITE)
         paths.append(program.write(tmp_path / f"{index}.pickle"))
     result = invoke("diff", *paths, "--fail-over", "5%")
-    assert "the baseline is of device 0" not in result.output
+    assert "the baseline comes from device 0" not in result.output
 
 
 def test_a_number_without_a_unit_is_refused(tmp_path: Path) -> None:

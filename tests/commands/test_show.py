@@ -307,7 +307,7 @@ def test_a_leak_that_only_several_files_show(folder: Path) -> None:
     answer = pytracer.show(folder)
     assert answer.verdict.startswith("LEAK: 1 MiB a step since step 1 or before")
     path = folder / "step12.pickle"
-    assert answer.texts("file") == [f"{path}, and the ends of 12 files together"]
+    assert answer.texts("file") == [f"{path} and the final states of 12 files"]
     assert "job/train.py:41 train_step" in answer.texts("from")[0]
     # AND one of the files does not show it
     assert pytracer.show(folder / "step3.pickle").kind == "none"

@@ -74,7 +74,7 @@ def test_a_file_of_one_phase(tmp_path: Path) -> None:
     output = invoke(tmp_path / "s.step1.rollout.pickle").output
     # THEN it says that other events are missing, and marks levels as approximate
     lines = re.sub(r"\s+", " ", output)
-    assert "The file has the events of phase 'rollout' only." in lines
+    assert "The file has only the events of phase 'rollout'." in lines
     assert "step 1, phase rollout, occurrence 1, complete" in lines
     assert ["allocated", "~ 40 MiB", "32 MiB"] in cells(output)
     assert "≥" not in output
@@ -134,7 +134,7 @@ def test_a_report_that_would_fill_the_disk(tmp_path: Path) -> None:
     path = program.write(tmp_path / "a.pickle")
     # WHEN a report with all stacks is requested, THEN the file is refused
     done = invoke(path, "--json")
-    assert "is refused: its stacks would take" in done.stderr
+    assert "is refused: written as text, its stacks would take" in done.stderr
     assert '"files": []' in done.stdout
 
 

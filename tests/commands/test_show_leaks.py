@@ -212,11 +212,11 @@ def test_files_of_steps_are_compared(tmp_path: Path) -> None:
         "Leak: 1 MiB a step since step 1 or before, from me/train.py:41 train_step, called from "
         "me/train.py:90 main."
     )
-    assert "the ends of 12 files" in output
+    assert "the final states of 12 files" in output
     # AND a few files do not tell
     output = invoke("show", "--leaks", *paths[:4]).output
     assert output.startswith(
-        "Can't tell whether there is a leak, because 4 files are too few to compare their ends"
+        "Can't tell whether there is a leak, because 4 files are too few to compare their final"
     )
     assert "from me/train.py:41 train_step" in output.splitlines()[0]
 

@@ -720,7 +720,7 @@ def evaluation_of_a_full_replay() -> None:
             model(batch).argmax(-1)
 
 
-@runs_out("too large", kept="cache of ", do="compute it in parts", mib=500)
+@runs_out("too large", kept="cache of ", do="compute in parts", mib=500)
 def prompt_that_is_too_long() -> None:
     """Too large: a prompt of 20,000 tokens, beside a cache of 300 MiB that was made at once."""
     layer, cache = mlp(1024, 4096), rows(300, 1 << 18)

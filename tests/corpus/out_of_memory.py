@@ -97,7 +97,7 @@ def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 @runs_out(
     *("kept growing", "nearly exhausted"),
     kept="trials[…]",
-    do="of models and optimizers: drop what is not used any more",
+    do="of models and optimizers: drop what you no longer need",
 )
 def search_that_keeps_all() -> None:
     """Lists: a search for a learning rate keeps the model and the optimizer of each trial."""

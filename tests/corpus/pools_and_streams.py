@@ -106,7 +106,7 @@ def sessions_with_a_stream_each() -> None:
     room(450)
 
 
-@runs_out("idle streams", do="Make a stream once", mib=800)
+@runs_out("idle streams", do="Create the stream once", mib=800)
 def stream_of_each_request() -> None:
     """Each request makes a stream, and what it frees there is of no use to the next one."""
     model, shared = linear(1024, 1024), torch.cuda.Stream()

@@ -244,9 +244,9 @@ def test_a_trace_that_lost_events_gives_a_lower_bound(capsys: pytest.CaptureFixt
     # AND the reason and the remedy are printed
     echo(parts(compared(first, [outcome(9)])))
     output = capsys.readouterr().out
-    assert f"{OFF}: peak unallocated may have been higher" in output
+    assert f"{OFF}: unallocated memory may have peaked higher" in output
     assert "PYTRACER_TRACE_ALLOC_MAX_ENTRIES" in output
-    assert f"{ON}: peak unallocated" not in output
+    assert f"{ON}: unallocated" not in output
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
@@ -318,7 +318,7 @@ def test_the_texts_of_the_plot(tmp_path: Path) -> None:
     assert ">limit: 16 GiB<" in text
     # AND the settings that ran out of memory, whose peaks are bounds, and the failed request
     assert "out of memory in 1 of 1" in text
-    for words in (">≥ 12<", ">out of memory<", ">ended by out of memory:<"):
+    for words in (">≥ 12<", ">out of memory<", ">ended out of memory:<"):
         assert words in text, words
     # AND none of that if memory was sufficient
     text = (tmp_path / "peaks.svg").read_text()
@@ -354,7 +354,7 @@ def test_the_plot_shows_the_request_that_failed(
 
 
 def test_a_plot_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PytracerError, match=r"plot\.jpeg is not a file name of a plot: .*\.png"):
+    with pytest.raises(PytracerError, match=r"plot\.jpeg is not a file name for a plot: .*\.png"):
         check_plot(Path("plot.jpeg"))
     if importlib.util.find_spec("matplotlib") is not None:
         (tmp_path / "plot.png").mkdir()

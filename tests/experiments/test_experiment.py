@@ -71,7 +71,7 @@ def test_without_an_accelerator(tmp_path: Path) -> None:
         (("--set", ON, "--output", "full", "x"), "full already exists"),
         (("--set", ON, "no_such_program", "x"), "cannot run no_such_program: no exec"),
         (("--set", ON, "./full/file", "x"), "cannot run ./full/file: no executable program"),
-        (("--set", ON, "--plot", "plot.txt", "x"), "plot.txt is not a file name of a plot"),
+        (("--set", ON, "--plot", "plot.txt", "x"), "plot.txt is not a file name for a plot"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

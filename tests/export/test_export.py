@@ -53,9 +53,9 @@ def test_texts_that_would_exhaust_the_memory(tmp_path: Path) -> None:
     for program, what in ((stacks, "stacks"), (frames, "frames")):
         snapshot = program.snapshot()
         # WHEN they are exported, THEN they are refused
-        with pytest.raises(PytracerError, match=f"is refused: its {what} would take 19.* MiB"):
+        with pytest.raises(PytracerError, match=f"written as text, its {what} would take 19.* MiB"):
             collapse_stacks(snapshot)
-        with pytest.raises(PytracerError, match=f"is refused: its {what} would take 19.* MiB"):
+        with pytest.raises(PytracerError, match=f"written as text, its {what} would take 19.* MiB"):
             tables(snapshot, tmp_path)
 
 
@@ -167,7 +167,7 @@ def test_a_trace_that_contradicts_its_state_has_only_events(tmp_path: Path) -> N
     snapshot = program.snapshot("x.pickle")
     # WHEN it is exported, THEN without blocks, and with a note
     [note] = write_tables(snapshot, "name", tmp_path)
-    assert note.startswith("x.pickle: blocks and the bytes after each event are left out: ")
+    assert note.startswith("x.pickle: blocks and the usage after each event are left out: ")
     events, blocks = tables(snapshot, tmp_path)
     assert (len(events), blocks) == (3, [])
     assert {row["allocated_bytes"] for row in events} == {None}

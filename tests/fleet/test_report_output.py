@@ -15,7 +15,7 @@ def test_an_empty_dataset(tmp_path: Path) -> None:
     Fleet().write(tmp_path / "table")
     result = invoke("fleet", "report", tmp_path / "table")
     assert result.exit_code == 1
-    assert "has no files: collect some by pytracer fleet collect" in result.output
+    assert "has no files: collect some with pytracer fleet collect" in result.output
 
 
 def test_two_runs_of_one_table(tmp_path: Path) -> None:

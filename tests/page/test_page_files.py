@@ -44,9 +44,7 @@ def test_a_directory(tmp_path: Path) -> None:
     # AND it says which file the verdict is about, and why
     assert content["verdict"]["heading"] == "NO PROBLEM FOUND (cuda:0, rank 1)"
     name = "run/torch_memory_rank1_pid1.pickle"
-    assert content["left_out"] == [
-        f"{name}, which holds the most memory, is shown first of 3 files."
-    ]
+    assert content["left_out"] == [f"{name} is shown first of 3 files: it holds the most memory."]
     for index, file in enumerate(content["files"]):
         decoded = page_file(html, index)
         assert decoded["path"].endswith(file["name"])
@@ -73,7 +71,7 @@ def test_files_beyond_the_bound_of_events_have_curves_only(tmp_path: Path) -> No
     assert [file["data"] is None for file in content["files"]] == [False, False, True]
     assert content["files"][2]["curve"]["allocated"]
     _, sentence = content["left_out"]
-    assert sentence.startswith("The page has only the usage of 1 file")
+    assert sentence.startswith("For 1 file, the page shows only usage")
     assert re.search(r"pytracer view \S+rank2_pid2\.pickle", sentence)
 
 

@@ -149,5 +149,5 @@ def test_the_worst_rank_decides(tmp_path: Path) -> None:
         False,
     ]
     assert all(rank.recommended and rank.recommended.fits for rank in found.ranks)
-    assert found.notes[0].startswith("The worst of 2 files decides: rank 1")
+    assert found.notes[0].startswith("The worst of 2 files counts: rank 1")
     assert any("broken.pickle" in note for note in found.notes)

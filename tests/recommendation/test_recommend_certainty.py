@@ -87,8 +87,8 @@ def test_settings_that_do_not_reproduce_the_recording(
     oom = write_oom(tmp_path / "oom.pickle", free_bytes=800 * MIB)
     subjects = "which setting is best", f"whether {JOINED} helps", "which of the settings helps"
     for path, figures in (
-        (changed, f"the recording {size(int(peak))}."),
-        (oom, "of 1 allocation that failed in the recording, 1 found memory in the simulation"),
+        (changed, f"the recording reserved {size(int(peak))}."),
+        (oom, "of 1 allocation that failed in the recording, 1 succeeded in the simulation"),
     ):
         # WHEN settings are searched or compared
         found = recommend(path, settings=settings)

@@ -66,7 +66,7 @@ def test_files_that_cannot_be_simulated(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, reason in (
         (tmp_path / "half.pickle", "half.pickle"),
-        (GOLDEN / "snapshot-1.5-cpu.pickle", "no events of an accelerator"),
+        (GOLDEN / "snapshot-1.5-cpu.pickle", "no accelerator events"),
         (tmp_path / "empty", "no snapshots"),
         (tmp_path / "none.pickle", "does not exist"),
     ):

@@ -48,7 +48,7 @@ def test_a_worker_of_ray_did_not_crash(tmp_path: Path) -> None:
     # THEN the answer says how Ray ends workers, and does not call it killed
     shown = run_python("-m", "pytracer", "show", "out", cwd=tmp_path)
     assert shown.stdout.startswith("NO PROBLEM FOUND: ended by Ray, or crashed")
-    assert "Ray ends workers like this at the end of the job" in " ".join(shown.stdout.split())
+    assert "Ray ends workers this way at the end of the job" in " ".join(shown.stdout.split())
     assert "KILLED" not in shown.stdout
 
 
@@ -177,7 +177,7 @@ os._exit(0)
         assert done.returncode == 0, done.stderr
         alive, events = done.stdout.split()
         assert (alive, int(events) > 40_000) == ("alive", True)
-        assert ("nothing of what it recorded is left" in done.stderr) == (limit < 2**18)
+        assert ("everything it recorded is lost" in done.stderr) == (limit < 2**18)
 
 
 def test_a_truncated_box_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_dozen_leaves_the_first_files_and_the_last(
     assert ("the first 2 stay" in last) == (most == 3)
     # AND the end says how many there were
     at_end = capsys.readouterr().err
-    assert f"out of memory 12 times; the snapshot of the last time is {reported[11]}" in at_end
+    assert f"out of memory 12 times; the snapshot from the last time is {reported[11]}" in at_end
 
 
 def test_options_of_several_tracers(tmp_path: Path) -> None:

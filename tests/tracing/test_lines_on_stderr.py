@@ -110,7 +110,7 @@ def test_a_disk_that_is_full(
     assert re.search(
         r"run.pickle was not written: the disk is full.* free\)\. The job contin", text
     )
-    assert "set PYTRACER_OUTPUT to another disk" in text
+    assert "or change PYTRACER_OUTPUT" in text
 
 
 def test_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_a_file_without_a_reported_step_is_not_denied(
     assert only(tmp_path / "step1")["pytracer"]["window"]["complete"] is False
     (message,) = caplog.messages
     assert message.startswith(
-        "no step was reported, so the file of step1 has all that was recorded"
+        "no step was reported, so the file of step1 has everything that was recorded"
     )
 
 
@@ -64,7 +64,7 @@ def test_steps_that_never_come_are_reported(
 ) -> None:
     with Tracer(tmp_path, device="cpu", steps=[9]) as tracer:
         job(tracer, 3)
-    assert "none of them came, and the recording ended in step 4" in caplog.text
+    assert "none of them was reached before the recording ended in step 4" in caplog.text
 
 
 def timers() -> list[threading.Thread]:

@@ -309,4 +309,4 @@ def test_pinned_memory_needs_a_cuda_device(caplog: pytest.LogCaptureFixture) -> 
         stats = tracer.stats()
     # THEN the CPU is recorded, and the reason is kept
     assert stats["recording"]
-    assert "only next to a CUDA device" in stats["untraced"]
+    assert "only together with a CUDA device" in stats["untraced"]

@@ -325,7 +325,7 @@ with pytracer.Tracer("x.pickle", device="cpu") as tracer:
 """
     done = run(program, cwd=tmp_path)
     # THEN that is logged once and counted, and known phases still work
-    assert done.stderr.count("there are too many names of phases") == 1
+    assert done.stderr.count("there are too many phase names") == 1
     snapshot = pickle.loads((tmp_path / "x.pickle").read_bytes())
     assert snapshot["pytracer"]["phases"]["names_dropped"] == 70_000 - 65_535
     (event,) = (

@@ -58,7 +58,10 @@ def test_ranks_that_select_none(
     # THEN the first rank says so
     assert len(logged) == messages
     for message in logged:
-        assert "at the end will be written: ranks=[99] selects none of the ranks 0 to 1" in message
+        assert (
+            "no final snapshot will be written: ranks=[99] selects none of the ranks 0 to 1"
+            in message
+        )
 
 
 def test_a_folder_of_hooks_that_does_not_exist(logged: set[str], tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ test("an address finds what begins with its digits and the block that contains i
   assert.deepEqual(rowsOf("0xffffffffffffffffffff"), []);
 });
 
-test("sizes and values of columns filter, and several terms must all hold", () => {
+test("sizes and values of columns filter, and several terms must all match", () => {
   assert.deepEqual(rowsOf("size>512"), [2, 3]);
   assert.deepEqual(rowsOf("size>=512B size<1MiB"), [0, 1, 2]);
   assert.deepEqual(rowsOf("size<=2K"), [0, 1, 2, 4]);

@@ -172,9 +172,7 @@ def _less(data: DeviceData, facts: Facts, kinds: Set[str], *, is_needed: bool) -
         found += (Suggestion("", why) for why in facts.avoidable)
     found += _of_kinds(data, facts, kinds)
     if simulation is not None and (fitting := simulation.fitting_bytes()) is not None:
-        found.append(
-            _do(f"an input fits if this line requests at most {size(fitting)} (simulated)")
-        )
+        found.append(_do(f"an input fits if this line requests up to {size(fitting)} (simulated)"))
     asked, free = facts.oom.requested_bytes, facts.free_bytes
     total = 0 if facts.oom.sample is None else facts.total_bytes
     if reasons.TOO_LARGE in kinds and may_be_rounded(data.snapshot, asked, free):
@@ -232,7 +230,7 @@ def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
 def _of_pinned(snapshot: Snapshot, pinned: PinnedMemory) -> Suggestion:
     """Return how torch takes less pinned memory."""
     if pinned.limit_mib is None or not pinned.rounding_bytes:
-        return Suggestion("", "`torch._C._host_emptyCache()` returns what the program has freed.")
+        return Suggestion("", "`torch._C._host_emptyCache()` releases what the program has freed.")
     change = {"pinned_max_cached_size_mb": str(pinned.limit_mib)}
     own, version = snapshot.settings_text or "", snapshot.metadata.torch_version("cuda")
     command = command_of(with_settings(own, change, "cuda"), "cuda", version, own)

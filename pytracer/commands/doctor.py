@@ -31,8 +31,8 @@ from pytracer.tracing.options import (
     "devices",
     type=click.Choice(LIBRARIES),
     multiple=True,
-    help="A device, host (pinned host memory) or autograd (forward stacks) that must be "
-    "recordable. May be repeated.  [default: the accelerator that torch finds, else cpu; with "
+    help="What must be recordable: a device, host (pinned host memory) or autograd (forward "
+    "stacks). May be repeated.  [default: the accelerator that torch finds, else cpu; with "
     "--build, all that torch supports]",
 )
 @click.option(
@@ -160,7 +160,7 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
         )
     Console().print(table)
     if not any(examination.ready_hooks.values()):
-        click.echo("no prebuilt hooks here: each version of torch needs a C++ compiler once")
+        click.echo("no prebuilt hooks here: they need a C++ compiler once per version of torch")
         return
     table = Table("backend", "package", "prebuilt hooks, which need no compiler")
     for library, versions in examination.ready_hooks.items():

@@ -50,7 +50,7 @@ class Question:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="How many callers to tell groups apart by.",
+    help="How many callers distinguish groups.",
 )
 @click.option("--leaks", is_flag=True, help="Print what is kept from step to step, by call site.")
 @click.option(

@@ -82,8 +82,8 @@ def recorded(snapshot: Snapshot, recording: Recording, given: GivenSizes, names:
         ends = [end for end in ends[:-1] if end <= failed]
         if not ends:
             raise PytracerError(
-                f"{path} has no complete step, or ran out of memory, so it lacks what the program "
-                "would have requested next: record a size that fits"
+                f"{path} has no complete step, or ran out of memory, so the program's next "
+                "requests are missing: record a size that fits"
             )
         columns = ("kind", "block", "size_bytes", "stream", "pool", "event")
         cut = {name: getattr(requests, name)[: ends[-1]] for name in columns}

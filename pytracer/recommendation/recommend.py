@@ -103,7 +103,7 @@ def recommend(
         raise ConfigError(f"settings={settings!r}: give a list of the settings to compare")
     if not all(change.strip() for change in settings):
         raise ConfigError(
-            'settings "": give NAME:VALUE; the recording\'s own settings are always simulated'
+            'settings "": give NAME:VALUE; the recording\'s own settings are simulated anyway'
         )
     given = list(dict.fromkeys(settings))
 
@@ -288,7 +288,7 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
         if others:
             yield (
                 f"The simulation of {_names(others)} starts with an empty cache. First, it "
-                f"allocates {blocks} older than the trace, in unknown segments."
+                f"allocates {blocks} from before the trace, whose segments are unknown."
             )
     if recording.were_changed:
         yield (
@@ -297,9 +297,9 @@ def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]
         )
     if requests.given_back:
         yield (
-            f"Memory was given back {number(requests.given_back, 'time')} just before more was "
-            "taken. The recording's memory limit is unknown, so the simulation assumes that this "
-            "was empty_cache(), not a lack of memory. Give --capacity if you know the limit."
+            f"The allocator gave memory back {number(requests.given_back, 'time')} just before "
+            "it took more. The memory limit is unknown, so the simulation assumes that this was "
+            "empty_cache(), not a lack of memory. Give --capacity if you know the limit."
         )
 
 

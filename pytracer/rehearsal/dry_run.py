@@ -117,7 +117,7 @@ def dry_run(
         if world_size > 1 and not together:
             reason += " (ranks that send objects to each other have to run together)"
         if report is not None and report.unsaved:
-            reason += " (if it misses checkpoints: --allow-writes writes them)"
+            reason += " (if it needs checkpoints: --allow-writes writes them)"
         raise PytracerError(f"the program failed, but not because memory ran out: {reason}")
     if report is None or not files.numbers:
         raise PytracerError(

@@ -39,7 +39,7 @@ def replace_in_torch(torch: ModuleType, plan: Plan, report: Report) -> None:
     _skip_random_values(torch)
 
     def noting(record_stream: Callable[..., Any], tensor: Any, stream: Any) -> None:
-        report.unknown.append("when memory that another stream uses is free again")
+        report.unknown.append("when memory used by another stream is free again")
         torch.Tensor.record_stream = record_stream
         record_stream(tensor, stream)
 

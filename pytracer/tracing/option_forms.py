@@ -249,8 +249,8 @@ def check_schedule(schedule: object) -> Schedule | None:
     if schedule is None or isinstance(schedule, CyclicSchedule):
         return schedule
     wanted = (
-        "give what torch.profiler.schedule() returns, or None (in the variable: its arguments, as "
-        'in "wait=1,warmup=1,active=3,repeat=2,skip_first=10"; all integers, active at least 1)'
+        "give what torch.profiler.schedule() returns, or None (in the environment: its "
+        'arguments, as "wait=1,warmup=1,active=3,repeat=2,skip_first=10"; active at least 1)'
     )
     if not callable(schedule):
         raise WrongValueError(f"is not a schedule: {wanted}")
@@ -322,8 +322,8 @@ def check_metadata(metadata: object) -> dict[str, Any]:
         return {}
     if not isinstance(metadata, dict):
         raise WrongValueError(
-            'is not a dict: give a dict, or None (in the variable: JSON such as {"run": 7}, or '
-            "batch=2,length=512)"
+            'is not a dict: give a dict, or None (in the environment: JSON such as {"run": 7}, '
+            "or batch=2,length=512)"
         )
     try:
         copy: dict[str, Any] = _copied(metadata)

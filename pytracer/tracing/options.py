@@ -177,8 +177,8 @@ class TracerOptions:
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
         *(None, "JSON|NAME=VALUE,...", form.parse_metadata, form.check_metadata),
-        "A dict of plain values that is written into each snapshot. `pytracer fit` reads the sizes "
-        "of the data from it: `batch=2,length=512`.",
+        "A dict of plain values that is written into each snapshot, such as "
+        "`batch=2,length=512`. `pytracer fit` reads the sizes of the data from it.",
     )
     steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
         *(None, "STEP[-STEP][,STEP...]", form.parse_none, form.check_steps),
@@ -195,17 +195,17 @@ class TracerOptions:
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
         "A function that selects the steps, such as the result of `torch.profiler.schedule()`. "
         "The environment variable takes the arguments of `schedule()`: `wait=1,active=3`. "
-        "Consecutive selected steps share a file. It ends at a step whose action is "
+        "Consecutive selected steps share a file. The file ends at a step whose action is "
         "`RECORD_AND_SAVE`, or before a step that is not selected.",
     )
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
         'Which call ends a step, besides `step()`. `"optimizer"`: of the torch optimizer that '
         'steps first; `"optimizer:AdamW"`: of the first one of this class. `"framework"`: verl '
-        'ends the steps that it profiles. Without verl, it is like `"optimizer"`, but if a second '
-        "optimizer steps twice while the first does not, the second ends the steps from then on. "
-        'If no steps are selected, steps end at `step()` once it is called. `"none"`: only '
-        '`step()`. `None`: `"framework"`, or `"none"` if steps are selected.',
+        "ends the steps that it profiles. Without verl, the first optimizer does, or one that "
+        "steps twice while the first does not. If no steps are selected, a program that calls "
+        '`step()` ends its steps itself. `"none"`: only `step()`. `None`: `"framework"`, or '
+        '`"none"` if steps are selected.',
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),

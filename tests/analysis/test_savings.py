@@ -349,7 +349,7 @@ def test_the_input_that_fits_by_simulation(room_mib: int, length: int, tmp_path:
     (explanation,) = explain(load(path), try_settings=try_settings)
     texts = [suggestion.why for suggestion in explanation.suggestions]
     (text,) = [text for text in texts if "n input fits if this line" in text]
-    fitting_bytes = parsed_size(text.removesuffix(" (simulated).").rsplit("at most ", 1)[1])
+    fitting_bytes = parsed_size(text.removesuffix(" (simulated).").rsplit("up to ", 1)[1])
     # THEN more than before fits, AND so does what is named: attention requests 64 times the square
     fitting = int((fitting_bytes / 64) ** 0.5)
     assert fitting > 1.5 * max(before)

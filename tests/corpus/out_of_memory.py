@@ -615,7 +615,7 @@ class Server:
             del self.sessions[session]
 
 
-@runs_out("kept growing", "nearly exhausted", kept="server.sessions[…]", do="Look at server.sess")
+@runs_out("kept growing", kept="server.sessions[…]", do="Look at server.sessions[…]")
 def sessions_of_a_server() -> None:
     """Kept: the keys and values of all sessions, in `server.sessions`."""
     server = Server()
@@ -623,7 +623,7 @@ def sessions_of_a_server() -> None:
         server.answer(session)
 
 
-@runs_out("kept growing", "nearly exhausted", kept="streams[…]", do="Look at streams[…]")
+@runs_out("kept growing", kept="streams[…]", do="Look at streams[…]")
 def suspended_generators() -> None:
     """Kept: generators that are not closed keep the features of their video, in `streams`."""
     encode = nn.Linear(1024, 1024).to(DEVICE)

@@ -3,7 +3,6 @@
 import code
 import copy
 import ctypes
-import time
 
 import torch
 from corpus.healthy import adamw, mlp, rows, train
@@ -319,12 +318,11 @@ def outputs_of_cells() -> None:
     console = code.InteractiveConsole({"rows": rows, "Out": {}})
     for cell in range(501):
         console.runsource(f"Out[{cell}] = rows(1024, 256)\n")
-        time.sleep(0.002)  # as cells take time: without steps, growth is seen by the clock
         if FIXED:
             console.runsource("Out.clear()")
 
 
-@runs_out("too large", "nearly exhausted", kept="states of", do="look at its shapes", mib=1500)
+@runs_out("too large", "nearly exhausted", kept="states of", do="check tensor shapes", mib=1500)
 def buffer_that_is_made_at_once() -> None:
     """Too large: a replay memory of 100,000 states is allocated before the training begins."""
     size = 20_000 if FIXED else 100_000

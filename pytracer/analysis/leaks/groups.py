@@ -148,7 +148,7 @@ class _Search:
         is_sure = isinstance(kept, Growth) and kept.reason == self.seen.doubt
         found = kept if parts or is_sure or self.seen.events_from else self._replaced(group) or kept
         if isinstance(found, Growth) and is_leak and parts:
-            reason = "memory grows at several of its callers, but at each too rarely"
+            reason = "memory grows at several of its callers, but at each too rarely to judge"
             found = replace(found, verdict="unknown", reason=reason)
         if isinstance(found, Growth) and len(self.growths) == before:
             self.growths.append(found)

@@ -179,7 +179,11 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
         is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
         # Without modules there is no pass: what has kept more since the beginning is to be named.
         is_whole = int(data.history.usage.allocated_bytes[0]) == 0 and tells_where(growth.kept_by)
-        is_whole &= len(places) >= _LEAST_CHURN * growth.blocks  # else, it may only load a model
+        # What only loads a model does little else, and another line fails.
+        frames = stack_frames(data.snapshot, data.chains.sites)
+        stacks = trace.stack[trace.action == OOM].tolist()
+        failed = {frame for stack in stacks for frame in frames(stack)}
+        is_whole &= len(places) >= _LEAST_CHURN * growth.blocks or failed.issuperset(growth.frames)
         is_busy |= is_whole and not (places == MODULE).any()
         is_busy &= growth.kind == "kept"
     else:

@@ -566,7 +566,7 @@ def _why_unknown(facts: Facts) -> str:
             f"request could use. {size(sample.free_bytes - own)} more were free {pools}in segments "
             "for blocks of other sizes."
         )
-    doubt = "the margin is too small to be sure that expandable segments would join enough of it."
+    doubt = "the margin is too small to be sure that expandable segments would join enough memory."
     if not _is_known(facts):
         doubt = "the program never held this much before, and may need even more later."
     return (

@@ -31,8 +31,8 @@ from pytracer.tracing.options import (
     "devices",
     type=click.Choice(LIBRARIES),
     multiple=True,
-    help="What must be recordable: a device, host (pinned host memory) or autograd (forward "
-    "stacks). May be repeated.  [default: the accelerator that torch finds, else cpu; with "
+    help="What must be recordable: host (pinned host memory), autograd (forward stacks) or a "
+    "device. May be repeated.  [default: the accelerator that torch finds, else cpu; with "
     "--build, all that torch supports]",
 )
 @click.option(

@@ -43,7 +43,7 @@ from pytracer.text import printable
 )
 @click.option("--largest", metavar="NAME", help="Find the largest size that fits, by trying some.")
 @dry_run_options.dry_run_options
-@shared.plot_option("the peaks, plotted against one of the sizes")
+@shared.plot_option("the peaks against one size")
 @json_option
 @click.pass_context
 def command(

@@ -195,9 +195,9 @@ def _uncertain(device: DeviceReport) -> Iterator[str]:
     if exact_from and peak is not None and device.only_phase is None:
         bound = f"at least {size(peak.allocated_bytes)}"
         yield (
-            f"Up to event {exact_from - 1:,}, the exact sizes of some blocks are unknown (most of "
-            "them are older than the file). Numbers that depend on these sizes are bounds (≥, ≤); "
-            "requested and reserved bytes are exact. The peak is "
+            f"Up to event {exact_from - 1:,}, the allocated sizes of some blocks are unknown "
+            "(most of them are older than the file). Numbers that depend on these sizes are "
+            "bounds (≥, ≤); requested and reserved bytes are exact. The peak is "
             f"{'exact' if device.is_peak_certain else bound}."
         )
 

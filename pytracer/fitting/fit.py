@@ -99,8 +99,8 @@ def fit(
         doubled = {**recorded_most, name: 2 * recorded_most[name]}
         if program.size_bytes(doubled).sum() <= program.size_bytes(recorded_most).sum():
             raise PytracerError(
-                f"the recordings with a larger {name} do not request more memory: check their "
-                "sizes, " + "; ".join(map(sizes_text, program.points))
+                f"a larger {name} did not request more memory: check the sizes of the "
+                "recordings, " + "; ".join(map(sizes_text, program.points))
             )
     pairs = [(each.peak(), program.peak(each.sizes[0])) for each in files if not each.varies]
     off = max((_error(*pair) for pair in pairs), default=0.0)

@@ -139,7 +139,7 @@ class _Watcher:
         warn_once(
             f"the program installed its own handler for {name} after the tracer had started: the "
             "signal writes a snapshot only if that handler calls the tracer's. The job and its "
-            "recording continue. To run both, install the program's handler before the tracer "
+            "recording continue. To run both handlers, install the program's before the tracer "
             "starts, or choose another signal",
             f"another handler of {name}",
         )

@@ -241,7 +241,7 @@ class Tracer:
             view = self._recording.view()
         except Exception as failure:
             self._writer.fail(
-                f"no memory to list the blocks at the end: {failure}", "no memory at the end"
+                f"memory ran out listing the final blocks: {failure}", "no memory at the end"
             )
         self._writer.report_ooms()
         files = self._writer.files

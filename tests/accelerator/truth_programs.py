@@ -164,13 +164,17 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
 
 
+def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def gpt() -> None:
     model = GPT().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in steps(3):
-        loss_of(model, some_tokens()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(model, some_tokens()))
     report(locals())
 
 
@@ -211,9 +215,7 @@ def llama() -> None:
         tokens = some_tokens()
         with torch.autocast(DEVICE, torch.bfloat16):
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
     report(locals())
 
 
@@ -236,9 +238,7 @@ def lora() -> None:
     model.to(DEVICE).to(torch.bfloat16)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
     for _ in steps(3):
-        loss_of(model, some_tokens(16)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(model, some_tokens(16)))
     report(locals())
 
 
@@ -256,9 +256,7 @@ def _checkpointed(*, reentrant: bool) -> None:
     for _ in steps(3):
         with torch.autocast(DEVICE, torch.bfloat16):
             loss = loss_of(model, some_tokens(16))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
     report(locals())
 
 
@@ -295,9 +293,7 @@ def convolutions() -> None:
     for _ in steps(3):
         pictures, classes = next(loader)
         loss = functional.cross_entropy(model(pictures.to(DEVICE)), classes.to(DEVICE))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
     report(locals())
 
 
@@ -306,9 +302,7 @@ def ema() -> None:
     average = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in steps(3):
-        loss_of(model, some_tokens()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(model, some_tokens()))
         with torch.no_grad():
             for old, new in zip(average.parameters(), model.parameters(), strict=True):
                 old.lerp_(new, 0.1)
@@ -324,9 +318,7 @@ def reference() -> None:
         with torch.no_grad():
             wanted = frozen(tokens).log_softmax(-1)
         loss = functional.kl_div(model(tokens).log_softmax(-1), wanted, log_target=True)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
     report(locals())
 
 
@@ -397,9 +389,7 @@ def kept_logits() -> None:
     for _ in steps(6):
         tokens = some_tokens()
         logits = model(tokens)
-        functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
         log.append(logits.detach())
     report(locals())
 
@@ -413,9 +403,7 @@ def double_backward() -> None:
         y = model(x)
         (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         loss = ((slope.norm(dim=1) - 1) ** 2).mean() + y.mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
         x.grad = None
     report(locals())
 
@@ -425,9 +413,7 @@ def compiled() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     fast = torch.compile(model, backend="aot_eager")
     for _ in steps(3):
-        loss_of(fast, some_tokens()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(fast, some_tokens()))
     report(locals())
 
 
@@ -461,9 +447,7 @@ def own_function() -> None:
         x = torch.randn(8192, 1024, device=DEVICE)
         for layer in layers:
             x = Square.apply(layer(x))
-        x.mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, x.mean())
     report(locals())
 
 
@@ -476,9 +460,7 @@ def fsdp2() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in steps(3):
-        loss_of(model, some_tokens()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(model, some_tokens()))
     report(locals())
 
 
@@ -491,9 +473,7 @@ def two_optimizers() -> None:
             tokens = [some_tokens(4) for _ in range(4)]
             batch = [(each, actor(each).log_softmax(-1)) for each in tokens]
         for each, old in batch:
-            (actor(each).log_softmax(-1) - old).exp().mean().backward()
-            of_actor.step()
-            of_actor.zero_grad()
+            update(of_actor, (actor(each).log_softmax(-1) - old).exp().mean())
             critic(each).mean().backward()
             of_critic.step()
             of_critic.zero_grad()
@@ -520,9 +500,7 @@ def rnn() -> None:
     optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
     for _ in steps(3):
         hidden, _state = model(torch.randn(32, 64, 256, device=DEVICE))
-        head(hidden).float().logsumexp(-1).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, head(hidden).float().logsumexp(-1).mean())
     report(locals())
 
 
@@ -536,9 +514,7 @@ def vae() -> None:
         result = decoder(mean + torch.randn_like(mean) * (spread / 2).exp())
         loss = functional.mse_loss(result, x)
         loss = loss + (-0.5 * (1 + spread - mean**2 - spread.exp())).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
     report(locals())
 
 
@@ -549,9 +525,7 @@ def retained_graph() -> None:
         loss = loss_of(model, some_tokens())
         loss.backward(retain_graph=True)
         optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
     report(locals())
 
 

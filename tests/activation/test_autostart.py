@@ -90,6 +90,24 @@ def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
     assert {Path(name).parent for name in found} <= {Path("outputs/profile/exit")}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in FORMS if "spawn" in name)],
+)
+def test_a_bad_variable_means_the_default(name: str, tmp_path: Path, env: Env) -> None:
+    # WHEN a variable has an invalid value
+    form = FORMS[name]
+    env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")
+    done = forked(*form.command, cwd=tmp_path, env=env, program=form.program)
+    # THEN each process is recorded with the default, and logs the reason
+    assert done.returncode == 0
+    assert {*done.stderr.splitlines()} == {
+        "pytracer: PYTRACER_STACK_DEPTH='deep' is not an integer: give an integer from 1 to 1024 "
+        "(default 32). The default, 32, is used"
+    }
+    assert sorted(snapshots(tmp_path).values()) == form.expected
+
+
 @pytest.mark.parametrize("autoload", ["0", "1"])
 def test_a_variable_set_by_the_program(tmp_path: Path, env: Env, autoload: str) -> None:
     # GIVEN a program, such as a notebook, that sets the variable itself before it imports torch
@@ -177,7 +195,6 @@ assert torch.cuda.memory._snapshot is original
     ("variable", "value", "reason", "files"),
     [
         ("PYTRACER", "maybe", "PYTRACER='maybe' is not a boolean: give True or False (1 or 0)", 0),
-        ("PYTRACER_STACK_DEPTH", "deep", "PYTRACER_STACK_DEPTH='deep' is not an integer: ", 1),
         ("PYTRACER_PATCH_TORCH", "maybe", "PYTRACER_PATCH_TORCH='maybe' is not a boolean: ", 1),
         ("PYTRACER_OUTPUT", "job.py/x", "PYTRACER_OUTPUT='job.py/x' cannot be written: ", 1),
     ],

@@ -128,13 +128,13 @@ def test_blocks_in_the_files_of_several_phases_are_counted_once() -> None:
         (c.before_bytes, c.after_bytes) for c in (*device.changes["line"], *device.changes["phase"])
     ] == [(512, 1024), (512, 1024)]
     assert device.amounts["allocated_bytes"].after == 1024
-    assert device.notes[-1].startswith("Only complete steps are compared: ")
+    assert device.notes[-1].startswith("Files of phases are not compared: ")
     # AND each file has its row
     assert [file.delta_bytes for file in found.files] == [1536, 1536, 512]
     # AND without a file of the complete step, the files of phases are used
     [device] = compared("rollout", "update").devices
     assert [site.after_bytes for site in device.changes["line"]] == [2048]
-    assert "complete steps" not in "".join(device.notes)
+    assert "Files of phases" not in "".join(device.notes)
 
 
 def test_information_that_a_file_lacks_is_not_gone() -> None:

@@ -131,6 +131,10 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     assert "segments: " in viewers.run_memory_viz(path, "stats")
     assert f"pytracer view {path.name} --open" in done.stdout
 
+    # AND the loss falls
+    first, last = map(float, re.findall(r"loss (\S+) → (\S+) in 8 steps", done.stdout)[0])
+    assert last < 0.8 * first
+
     # AND the model and the optimizer's state are live at the end, the activations are not
     snapshot = load(path)
     (device,) = stats(snapshot).devices
@@ -161,6 +165,21 @@ def test_demo_on_a_machine_without_a_hook(env: dict[str, str], tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_the_example(env: dict[str, str], tmp_path: Path) -> None:
+    # WHEN the example runs
+    done = run(str(EXAMPLES / "train_transformer.py"), env=env, cwd=tmp_path)
+    # THEN it writes the snapshot that it names, with its lines
+    assert done.returncode == 0
+    assert re.fullmatch(r"pytracer: wrote snapshot\.pickle: .+ allocated on the CPU\n", done.stderr)
+    assert "snapshot.pickle" in done.stdout
+    (device,) = stats(load(tmp_path / "snapshot.pickle")).devices
+    found = device.held_by("line", "peak")
+    assert found is not None
+    assert any("train_transformer.py" in str(group.frames) for group in found.groups)
+
+
+@pytest.mark.slow
 def test_the_example_of_memory_by_module(env: dict[str, str], tmp_path: Path) -> None:
     # WHEN the example runs, and its snapshot is reported
     done = processes.run_python(EXAMPLES / "memory_by_module.py", cwd=tmp_path, env=env)
@@ -171,6 +190,15 @@ def test_the_example_of_memory_by_module(env: dict[str, str], tmp_path: Path) ->
     assert re.search(r"optimizer states [\d.]+ MiB", text)
     assert re.search(r" modules +[\d.]+ MiB +\w+", text)
     assert re.search(r"By estimate, half the batch saves [\d.]+ MiB, checkpointing up to", text)
+    # AND next to nothing is unknown at the peak, and each layer holds memory
+    (device,) = stats(load(tmp_path / "gpt.pickle")).devices
+    by_category, by_module = (device.held_by(by, "peak") for by in ("category", "module"))
+    assert by_category is not None
+    assert by_module is not None
+    sizes = {group.category: group.size_bytes for group in by_category.groups}
+    assert sizes["unknown"] <= 0.02 * sum(sizes.values())
+    modules = {group.module for group in by_module.groups}
+    assert {f"layers.{layer}" for layer in range(4)} <= modules
 
 
 def test_run_shows_the_type_and_the_default_of_each_option() -> None:

@@ -187,7 +187,7 @@ def test_sizes_that_the_recordings_do_not_have(tmp_path: Path) -> None:
     same = shutil.copy(a, tmp_path / "same.pickle")
     for other, batch in ((b, 1), (same, 4)):
         with pytest.raises(
-            PytracerError, match="with a larger batch do not request more memory: check"
+            PytracerError, match="a larger batch did not request more memory: check"
         ):
             pytracer.fit(f"{a}@batch=2", f"{other}@batch={batch}", at={"batch": 8})
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from warm_python import WarmPython
 
@@ -73,20 +74,9 @@ def warm_python() -> WarmPython:
     return warm
 
 
-def run(
-    program: str,
-    *arguments: object,
-    cwd: Path,
-    env: dict[str, str] | None = None,
-    timeout: int = HANG_S,
-    new: bool = False,
-    is_finalised: bool = False,
-) -> Done:
-    """Run the text of a program, written to a file in `cwd`, to its end."""
-    options = _command(program, arguments, cwd)[1:]
-    return run_python(
-        *options, cwd=cwd, env=env, timeout=timeout, new=new, is_finalised=is_finalised
-    )
+def run(program: str, *arguments: object, cwd: Path, **options: Any) -> Done:
+    """Run the text of a program, written to a file in `cwd`, to its end, as `run_python` does."""
+    return run_python(*_command(program, arguments, cwd)[1:], cwd=cwd, **options)
 
 
 def run_python(

@@ -16,37 +16,15 @@ from pytracer.reading.metadata import FileMetadata
 ROOT = Path(__file__).parents[2]
 
 # Three chains, from top to bottom: a folder may import those below it in its chains.
-RECORDING = (
-    "commands",
-    "fitting",
-    "rehearsal",
-    "recommendation",
-    "experiments",
-    "activation",
-    "torch_recorder",
-    "integrations",
-    "tracing",
-    "boxes",
-    "simulator",
-    "owners",
-    "settings",
-    "backends",
+CHAINS = (
+    "commands fitting rehearsal recommendation experiments activation torch_recorder integrations"
+    " tracing boxes simulator owners settings backends",
+    "commands fitting rehearsal recommendation experiments fleet export page simulator analysis"
+    " reading",
+    "integrations tracing boxes page simulator analysis reading",
 )
-READING = (
-    "commands",
-    "fitting",
-    "rehearsal",
-    "recommendation",
-    "experiments",
-    "fleet",
-    "export",
-    "page",
-    "simulator",
-    "analysis",
-    "reading",
-)
+RECORDING, READING, LIVE = map(str.split, CHAINS)
 # A tracer explains its own snapshots, an integration reads them, and a box has the metadata of one.
-LIVE = ("integrations", "tracing", "boxes", "page", "simulator", "analysis", "reading")
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
 # without the compiled core, may import only the second group.
@@ -54,18 +32,8 @@ BASE = ("child_process", "log", "text", "atomic_file", "variables", "errors")
 BASE_OF_READING = ("text", "atomic_file", "variables", "errors")
 
 INCLUDES = {
-    "python": (
-        "restore",
-        "session",
-        "snapshot",
-        "view",
-        "tensors",
-        "record",
-        "holders",
-        "frames",
-        "support",
-        "hooks",
-    ),
+    "python": ("restore", "session", "snapshot", "view", "tensors", "record", "holders")
+    + ("frames", "support", "hooks"),
     "restore": ("session", "view", "record", "frames", "support", "hooks"),
     "session": ("view", "record", "frames", "support", "hooks"),
     "snapshot": ("view", "record", "frames", "support", "hooks"),

@@ -48,7 +48,7 @@ class Doubts:
         if released < 0.25 * count:
             return ""
         if count == 0:
-            return "no step with complete events has such blocks"
+            return "no step whose events are complete has such blocks"
         return (
             f"{released} blocks of these sizes, allocated before the file's first event, were "
             "released; the line that allocated them is unknown"

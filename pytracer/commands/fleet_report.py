@@ -27,7 +27,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "--sql",
     "as_sql",
     is_flag=True,
-    help="Print only the DuckDB SQL of the report on a TABLE.",
+    help="Print only the report's DuckDB SQL, for a TABLE.",
 )
 @json_option
 def command(table: str, run: str | None, top: int, as_sql: bool, as_json: bool) -> None:

@@ -94,7 +94,7 @@ def _observed(device: DeviceLeaks, is_only: bool) -> str:
     if device.first is not None and device.last is not None:
         at = f"at the ends of steps {device.first} and {device.last}"
     elif device.files == 1:
-        at = "at the ends of the trace's first and last part"
+        at = "at the end of the trace's first and last part"
     else:
         at = "in the first and the last file"
     change = f"{size(device.begin_bytes)} → {size(device.end_bytes)}"

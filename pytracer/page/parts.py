@@ -143,7 +143,7 @@ def _bounded(part: Part, most_blocks: int) -> Part:
         part = replace(part, blocks=blocks.where(np.setdiff1d(np.arange(len(blocks)), smallest)))
     if (too_many := len(part.segments) - MOST_OLDER) > 0:
         part.left_out.append(
-            f"{part.name}: {too_many:,} segments are left out, and the curve of reserved bytes."
+            f"{part.name}: {too_many:,} segments and the curve of reserved bytes are left out."
         )
         part = replace(part, segments=part.segments[:MOST_OLDER], segments_are_known=False)
     return part

@@ -141,7 +141,7 @@ class Tables:
         }
         for left, shown_as in (
             (len(_used(phases)) - len(used_phases), 'phases are shown as "no phase"'),
-            (len(_used(pools)) - len(used_pools), "pools are each shown as the first pool"),
+            (len(_used(pools)) - len(used_pools), "pools are drawn as part of the first pool"),
             (len(paths) - len(self.modules), "modules are shown as unknown"),
             (len(all_kinds) - len(kinds), "kinds of blocks are shown as unknown"),
         ):

@@ -68,8 +68,8 @@ def enter(user: Any, output: Path) -> None:
         _path = path
         if reasons and not ranks.current().rank:  # no rank, or the first
             warn_once(
-                f"if this process is killed, its recording stays in {folder} on its machine, where "
-                f"`pytracer show {output}` finds it. It could not be kept in {reasons[0]}",
+                f"the recording cannot be kept in {reasons[0]}. If this process is killed, it is "
+                f"in {folder} on its machine, where `pytracer show {output}` finds it",
                 "box is elsewhere",
             )
         restoring.remove_surplus(folder)

@@ -139,7 +139,7 @@ class _OptimizerSteps(Source):
                 self._others.add(id(optimizer))
         elif self._wanted in ("", name):
             first = self._class_name
-            warn_once(f"only steps of the first {first} count, not those of another {name}")
+            warn_once(f"only the first {first}'s steps count, not those of another {name}")
 
     def program_steps(self) -> None:
         if self._followed is not None:

@@ -162,8 +162,8 @@ def test_diff_reports_what_cannot_be_compared(tmp_path: Path) -> None:
     text = " ".join(result.output.split())
     assert "device 0 → [/x]:0, at the peaks" in text
     for sentence in (
-        "The new one covers one phase: allocations of other threads in other phases are missing, "
-        "so its peak may be too low or too high.",
+        "The new one covers one phase, without what other threads did in other phases, so its peak "
+        "may be too low or too high.",
         "The new one has no stacks: call sites are not compared.",
         "The new one has no phases: phases are not compared.",
     ):

@@ -330,7 +330,7 @@ class Room:
         self.kv = torch.cat([self.kv, self.model(data(tokens, 64))])
 
 
-@truth("kept growing", "leak", kept="open", wrong=("verdict",))
+@truth("kept growing", "leak", kept="open")
 def rooms_that_nobody_closes() -> None:
     """A set of a class keeps the rooms of a chat, with 96 KiB each; it ends before memory does."""
     model = linear(64, 192)

@@ -209,7 +209,9 @@ def test_too_many_segments_are_unknown_ones(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(parts, "MOST_OLDER", 1)
     snapshot = load(next(p for p in GOLDEN if p.stem == "cuda-2.15.0"))
     page = page_of(open_file(snapshot), 1)
-    assert any("segments are left out, and so are the reserved" in each for each in page.left_out)
+    assert any(
+        "segments and the curve of reserved bytes are left out" in each for each in page.left_out
+    )
     shown = page_file(page.html())["devices"]
     assert not all(device["segments_are_known"] for device in shown)
 

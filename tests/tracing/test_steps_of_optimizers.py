@@ -36,7 +36,7 @@ def test_the_first_optimizer_that_steps_reports_the_steps(
     assert 1002 in allocated(only(tmp_path / "step2"))
     assert only(tmp_path / "step2")["pytracer"]["step_from"] == "optimizer AdamW"
     first, second = caplog.messages
-    assert first == "only steps of the first AdamW count, not those of another SGD"
+    assert first == "only the first AdamW's steps count, not those of another SGD"
     # AND a message says that the program counts its steps twice
     assert second.startswith("steps are counted twice: the program calls tracer.step(), ")
     assert "each step of the optimizer AdamW" in second

@@ -48,7 +48,7 @@ class Doubts:
         if released < 0.25 * count:
             return ""
         if count == 0:
-            return "no step whose events are complete has such blocks"
+            return "no step with complete events has such blocks"
         return (
             f"{released} blocks of these sizes, allocated before the file's first event, were "
             "released; the line that allocated them is unknown"
@@ -67,7 +67,7 @@ class Doubts:
         rate = np.count_nonzero(alive.has_event) / (position[-1] + 1 - first)
         if len(earlier) >= 0.75 * rate * (first - begin) - 2:
             return ""
-        return "recent steps hold more than earlier ones, as with a cache that drops old items"
+        return "more is kept from recent steps than from earlier ones, as in a limited cache"
 
     def may_be_cleared(self, level: Column) -> str:
         """Return a doubt if memory fell: nobody knows how long the next epoch or text is."""

@@ -216,7 +216,7 @@ class _Search:
         if steady.reason and not steady.is_open:
             return self._release(group, steady.reason) if len(growths) > 2 else None
         if is_level(group, int(growths[0]), slots):
-            return self._release(group, "the program released as much of it as it kept")
+            return self._release(group, "the program released as much of this memory as it kept")
         reason = (
             self.seen.doubt or steady.reason or self.doubts.may_be_cleared(levels(group, slots))
         )

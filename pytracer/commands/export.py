@@ -61,9 +61,9 @@ def command(
     Writes snapshots as tables for pandas and SQL, or as stacks for flame graphs.
     """
     if at is not None and to != "collapsed":
-        raise click.UsageError(f"--at {at} applies only to --to collapsed: leave it out")
+        raise click.UsageError(f"--at {at} works only with --to collapsed: leave it out")
     if by_category and to != "collapsed":
-        raise click.UsageError("--by-category applies only to --to collapsed: leave it out")
+        raise click.UsageError("--by-category works only with --to collapsed: leave it out")
     if output is None and to != "collapsed":
         raise click.UsageError(f"--to {to} needs --output: give a file or a folder to write")
     output = output or Path("-")

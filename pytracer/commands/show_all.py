@@ -161,8 +161,8 @@ def _lost(report: Report, device: DeviceReport, explanation: Explanation) -> Ite
     metadata, lost, phase = report.metadata, device.lost, device.only_phase
     if phase is not None:
         yield (
-            f"The file has only the events of phase {phase!r}. It misses what other threads did "
-            "in other phases, so usage before the end may be too low or too high (~)."
+            f"The file has only the events of phase {phase!r}. Threads in other phases are "
+            "left out, so usage before the end may be too low or too high (~)."
         )
     if device.contradiction is not None:
         is_end_only = device.peak_allocated is None

@@ -162,8 +162,8 @@ def test_diff_reports_what_cannot_be_compared(tmp_path: Path) -> None:
     text = " ".join(result.output.split())
     assert "device 0 → [/x]:0, at the peaks" in text
     for sentence in (
-        "The new one covers one phase, without what other threads did in other phases, so its peak "
-        "may be too low or too high.",
+        "The new one covers one phase. Threads in other phases are left out, so its peak may be "
+        "too low or too high.",
         "The new one has no stacks: call sites are not compared.",
         "The new one has no phases: phases are not compared.",
     ):
@@ -287,7 +287,7 @@ main(["export", {str(CUDA)!r}, "--to", "parquet", "-o", {str(tmp_path / "out")!r
         (["--to", "parquet"], "--to parquet needs --output"),
         (["--to", "parquet", "-o", str(CUDA.with_name("make.py"))], "must be a folder"),
         (["--to", "parquet", "-o", str(CUDA)], "is named like a snapshot"),
-        (["--to", "parquet", "-o", "x", "--at", "end"], "--at end applies only to"),
+        (["--to", "parquet", "-o", "x", "--at", "end"], "--at end works only with"),
         (["--to", "collapsed", "--at", "oom"], "has no out-of-memory error"),
         (["--to", "excel", "-o", "x"], "excel"),
         ([], "--to"),

@@ -77,7 +77,7 @@ def test_the_option_is_of_collapsed_stacks_only(path: Path, tmp_path: Path) -> N
     assert output.read_text().startswith("activation;")
     result = invoke("export", path, "--to", "parquet", "--by-category", "-o", output)
     assert result.exit_code == 2
-    assert "--by-category applies only to --to collapsed" in result.output
+    assert "--by-category works only with --to collapsed" in result.output
 
 
 def test_tables_have_the_category_of_each_block(path: Path, tmp_path: Path) -> None:

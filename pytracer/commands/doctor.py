@@ -31,8 +31,8 @@ from pytracer.tracing.options import (
     "devices",
     type=click.Choice(LIBRARIES),
     multiple=True,
-    help="What must be recordable: host (pinned host memory), autograd (forward stacks) or a "
-    "device. May be repeated.  [default: the accelerator that torch finds, else cpu; with "
+    help="Require that this can be recorded: a device, autograd (forward stacks) or host (pinned "
+    "memory). May be repeated.  [default: the accelerator that torch finds, else cpu; with "
     "--build, all that torch supports]",
 )
 @click.option(

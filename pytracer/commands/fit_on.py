@@ -35,7 +35,7 @@ def fit_on(
         raise click.UsageError(f"--largest {variable} and --at {variable}= contradict each other")
     targets = targets_of(at) if at else [{}]
     if variable is not None and len(targets) > 1:
-        raise click.UsageError("with --largest, --at gives each other variable one size")
+        raise click.UsageError("with --largest, --at takes single sizes, no ranges")
     filled_in(command, {**targets[0], **({variable: 1} if variable else {})})
     click.echo(dry_run_options.WARNING, err=True)
     with signals_interrupt(), progress_bar() as bar:

@@ -27,7 +27,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "--sql",
     "as_sql",
     is_flag=True,
-    help="Print only the report's DuckDB SQL, for a TABLE.",
+    help="Print the SQL of the report, for DuckDB, instead of the report.",
 )
 @json_option
 def command(table: str, run: str | None, top: int, as_sql: bool, as_json: bool) -> None:

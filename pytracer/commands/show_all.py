@@ -186,7 +186,7 @@ def _lost(report: Report, device: DeviceReport, explanation: Explanation) -> Ite
         if count:
             yield f"{what}: {count:,}."
     if metadata.phases.complete is False:
-        yield "The times of the first phases are unknown, because their table was full."
+        yield "The times of the first phases are unknown: the full table dropped the oldest."
 
 
 def _uncertain(device: DeviceReport) -> Iterator[str]:

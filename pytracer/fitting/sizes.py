@@ -50,7 +50,7 @@ def parsed_target(text: str) -> dict[str, Sequence[int]]:
         first, last, step = (int(each or 0) for each in parsed.groups()) if parsed else (0, 0, 0)
         if not name or name in found or first > (last or first) or not first:
             raise ConfigError(
-                f'"{text}": {_EXAMPLE}, each name once; 8..32 and 8..32..8 are ranges'
+                f'"{text}": {_EXAMPLE}, each name once; 8..32 is a range, 8..32..8 has steps of 8'
             )
         found[name] = range(first, (last or first) + 1, step or 1)
     return found

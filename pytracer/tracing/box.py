@@ -68,8 +68,8 @@ def enter(user: Any, output: Path) -> None:
         _path = path
         if reasons and not ranks.current().rank:  # no rank, or the first
             warn_once(
-                f"the recording cannot be kept in {reasons[0]}. If this process is killed, it is "
-                f"in {folder} on its machine, where `pytracer show {output}` finds it",
+                f"cannot keep the recording in {reasons[0]}. If this process is killed, it leaves "
+                f"it in {folder} on its machine, where `pytracer show {output}` finds it",
                 "box is elsewhere",
             )
         restoring.remove_surplus(folder)

@@ -209,7 +209,7 @@ def check_steps(steps: object) -> Sequence[int] | None:
             return tuple(map(check_int(1, MAX_STEP), given))
     raise WrongValueError(
         f"is not a list of steps: give a list of integers from 1 to {MAX_STEP}, a text such as "
-        f'"3,10-12" (one range, or at most {MAX_LISTED_STEPS:,} steps), [] or None'
+        f'"3,10-12" (any single range, or at most {MAX_LISTED_STEPS:,} steps), [] or None'
     )
 
 

@@ -200,12 +200,12 @@ class TracerOptions:
     )
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
-        'Which call ends a step, besides `step()`. `"optimizer"`: of the torch optimizer that '
-        'steps first; `"optimizer:AdamW"`: of the first one of this class. `"framework"`: of verl, '
-        "for the steps that it profiles; without verl, of the first optimizer, or of one that "
-        "steps twice while the first does not. If no steps are selected and the program calls "
-        '`step()`, only that counts. `"none"`: only `step()`. `None`: `"framework"`, or `"none"` '
-        "if steps are selected.",
+        'Who ends a step, besides the program with `step()`. `"optimizer"`: the torch optimizer '
+        'that steps first; `"optimizer:AdamW"`: the first one of this class. `"framework"`: verl, '
+        "for the steps that it profiles; without verl, the first optimizer, or one that steps "
+        "twice while the first does not. If no steps are selected and the program calls `step()`, "
+        'only that counts. `"none"`: only `step()`. `None`: `"framework"`, or `"none"` if steps '
+        "are selected.",
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),

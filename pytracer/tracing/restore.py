@@ -73,7 +73,7 @@ def _moved(path: Path, folder: Path, when: str) -> dict[str, Any]:
             with contextlib.suppress(OSError):
                 output.unlink()
                 output.parent.rmdir()  # unless it has other files
-        raise PytracerError(f"cannot remove {path}, so no snapshot was made of it")
+        raise PytracerError(f"no snapshot was made of {path}: it cannot be removed")
     return result
 
 

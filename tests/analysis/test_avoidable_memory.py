@@ -73,7 +73,7 @@ def test_a_model_that_no_optimizer_steps() -> None:
     states = [(50, TRAIN, "optimizer_state", "exp_avg of Net#1.a.weight")]
     (text,) = found(gradients + states)
     assert "No optimizer has state for Net#2. " in text
-    assert "on it: this saves 200 KiB of gradients" in text
+    assert "requires_grad_(False) saves 200 KiB of gradients" in text
     # AND its gradients are none that zero_grad() drops
     texts = found([*gradients, *of_other, *states], CALL)
     assert len(texts) == 2

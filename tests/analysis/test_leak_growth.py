@@ -196,7 +196,7 @@ def test_many_callers_that_grow_rarely() -> None:
     device = observed(step)
     assert (device.verdict, device.reason) == (
         "unknown",
-        "memory grows at several of its callers, but at each too rarely",
+        "memory grows at several of its callers, but at each too rarely to judge",
     )
     assert [frame.line for frame in device.growths[0].frames] == [41]
 

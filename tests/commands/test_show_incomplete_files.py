@@ -107,7 +107,9 @@ def test_bounds_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     # AND the failed request is larger than even the upper bound
     assert ["fits if joined", "no"] in cells(output)
     text = re.sub(r"\s+", " ", output)
-    assert f"Up to event {report.devices[0].events - 1:,}, the exact sizes of some blocks" in text
+    assert (
+        f"Up to event {report.devices[0].events - 1:,}, the allocated sizes of some blocks" in text
+    )
     assert "The peak is at least 73.04 MiB." in text
 
 

@@ -48,7 +48,7 @@ def test_equal_layers_are_one_box(web: Path, chromium: Any, tmp_path: Path) -> N
         (parameter,) = [title for title in titles if title.startswith(f"parameter (12 {TIMES})")]
         assert parameter.endswith(
             f" Requested: 12 {TIMES} {4 * WEIGHTS:,} bytes in 12 blocks, "
-            f"each {WEIGHTS:,} values of 4 bytes or {2 * WEIGHTS:,} of 2"
+            f"each {WEIGHTS:,} values of 4 bytes, or {2 * WEIGHTS:,} of 2 bytes"
         )
         assert any(title.startswith("(no module): 500 KiB") for title in titles)
         # WHEN a box is clicked, THEN its figures are shown as text

@@ -438,5 +438,5 @@ def test_a_limit_that_did_not_last_has_an_end(chromium: Any, tmp_path: Path) -> 
             settled(tab)
             # THEN the details have the limit, by its name, until that moment only
             text = tab.page.inner_text("aside")
-            assert ("Limit when memory ran out" in text) == expected
+            assert ("The limit when memory ran out" in text) == expected
             assert "Device limit" not in text

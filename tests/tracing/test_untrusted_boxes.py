@@ -193,7 +193,7 @@ def test_a_box_that_cannot_be_removed_is_read_once(box: Box, tmp_path: Path) -> 
     # AND none if the box cannot even be emptied
     again = given(box, tmp_path / "again")
     [done] = read_by(again, "places.remove = places.empty = lambda path: False")
-    assert "cannot remove" in done["problem"]
+    assert "cannot be removed" in done["problem"]
     assert files(tmp_path / "again" / "given") == [f"{places.FOLDER}/{NAME}"]
 
 

@@ -37,9 +37,9 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     tabindex: "0",
     role: "application",
     "aria-label":
-      "Memory over time. Left and right arrows select a moment, Shift and an arrow move " +
-      "the view, plus and minus (or W and S) zoom, up and down zoom the axis of bytes, 0 shows everything, " +
-      "square brackets begin and end a range, Escape clears the selection.",
+      "Memory over time. Left and right arrows select a moment; with Shift, they move " +
+      "the view; plus and minus (or W and S) zoom; up and down zoom the axis of bytes; 0 shows everything; " +
+      "square brackets begin and end a range; Escape clears the selection.",
   });
   createTimelineTools(root, model, selection);
   root.append(lanes, box);

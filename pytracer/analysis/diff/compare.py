@@ -102,7 +102,7 @@ _FALSIFIES = {
     "one side has them. This alone can change the categories and modules of backward allocations",
     "stack_depth": "stacks are cut at the smaller stack_depth, so call sites may differ",
     "context": "with a lower `context`, blocks or events have no stack",
-    "stand_in.stacks": "blocks whose stacks differ may get another call site",
+    "stand_in.stacks": "blocks whose stacks differ between the files may get another call site",
     "stand_in.skip_actions": "the counts of the skipped events differ",
     "backends": "each backend's allocator rounds sizes in its own way",
 }

@@ -150,8 +150,8 @@ def _pair(
     for side, file, device in (("baseline", baseline, before), ("new one", new, after)):
         if not reasons and file.metadata.only_phase is not None:
             notes.append(
-                f"The {side} covers one phase. Threads in other phases are left out, so its peak may "
-                "be too low or too high"
+                f"The {side} covers one phase. Threads in other phases are left out, so its peak "
+                "may be too low or too high"
             )
         elif not reasons and not device.report.is_peak_certain:
             notes.append(

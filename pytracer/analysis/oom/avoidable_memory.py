@@ -98,9 +98,9 @@ def avoidable(held: Blocks) -> list[str]:
         found.append((saved, text))
     for model, saved in untrained.items():
         text = (
-            f"No optimizer has state for {model}. Unless you train it, call requires_grad_(False) "
+            f"No optimizer has state for {model}. Unless you train it, requires_grad_(False) saves "
         )
-        found.append((saved, f"{text}on it: this saves {{}} of gradients, and its activations."))
+        found.append((saved, f"{text}{{}} of gradients, and activations."))
     return [text.replace("{}", size(saved)) for saved, text in found if saved > least]
 
 

@@ -682,10 +682,10 @@ def _of_other_pool(facts: Facts) -> Iterator[Verdict]:
     if pool.streams > 1:
         by += f" on {pool.streams} streams" if by else f", of {pool.streams} streams"
     if oom.segment_bytes <= oom.available_bytes + pool.segment_bytes:
-        text = f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only "
-        text += "allocations in this pool"
+        where = f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}"
     else:
-        text = f"{size(pool.all_bytes)} are free in {pool.pools} other memory pools, of which "
-        text += f"{size(pool.segment_bytes)} in {pool.name}{by}: only allocations in such a pool"
-    text += ", and on the same stream," if pool.streams > 1 else ""
-    yield Verdict(OTHER_POOL, f"{text} can use them. With them, {_fitted(facts)}")
+        where = f"{size(pool.all_bytes)} are free in {pool.pools} other memory pools, "
+        where += f"{size(pool.segment_bytes)} of them in {pool.name}{by}"
+    stream = ", and on the same stream," if pool.streams > 1 else ""
+    text = f"{where}. Only allocations in the same pool{stream} can use them. With them, "
+    yield Verdict(OTHER_POOL, f"{text}{_fitted(facts)}")

@@ -96,7 +96,7 @@ class Trial:
             later = f"after {number(self.steps, 'more turn')} of this loop"
         return (
             f"Simulated with {self.name}, this allocation succeeds, but memory runs out {later}, "
-            f"for {self.again}."
+            f"at a request for {self.again}."
         )
 
 

@@ -350,9 +350,9 @@ _OF_STREAMS = {
 
 _OF_KIND = {
     reasons.LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    reasons.SHARED_POOL: "Let all lines allocate in the same pool and on one stream: "
-    "torch.cuda.graph(g, pool=first.pool(), stream=side). Such graphs must be replayed one at a "
-    "time, in the order of their capture.",
+    reasons.SHARED_POOL: "Capture all graphs in the same pool and on one stream: "
+    "torch.cuda.graph(g, pool=first.pool(), stream=side). Replay them one at a time, in the order "
+    "of their capture.",
     reasons.OTHER_POOL: "Before this line, drop the CUDA graphs or MemPools that own these pools. "
     "torch.cuda.empty_cache() only helps with the default pool, (0, 0).",
     reasons.STREAMS: _OF_STREAMS["idle"],

@@ -46,7 +46,7 @@ REASONS = {
     reasons.FREED: "memory became free too late",
     reasons.LIBRARY: "a library could not allocate device memory",
     reasons.LARGER_INPUT: "this step needs more than earlier ones",
-    reasons.GROWING: "one line requests more with each step",
+    reasons.GROWING: "one line requests more in nearly every step",
     reasons.REPLACED: "one line's blocks become larger and larger",
     reasons.EXHAUSTED: "nearly all memory is in use",
     reasons.SHORT: "this step needs more memory than there is",
@@ -269,14 +269,14 @@ def _killed_verdict(killed: Killed) -> str:
 
 
 def _ended(killed: Killed) -> Line:
-    text = "without writing a snapshot: it was killed, crashed, or called os._exit()"
+    text = "without writing a last snapshot: it was killed, crashed, or called os._exit()"
     if killed.is_ray_worker:
         text = (
-            "without writing a snapshot: Ray ends workers this way at the end of the job, by "
+            "without writing a last snapshot: Ray ends workers this way at the end of the job, by "
             "ray.kill(), or when host memory is short. A crash looks the same: see Ray's log"
         )
     if killed.by_oom_killer:
-        text = "without writing a snapshot, when the OOM killer ended a process in its cgroup"
+        text = "without writing a last snapshot, when the OOM killer ended a process in its cgroup"
     if killed.is_cut:
         text += ". Some of what it recorded is missing, because the disk was full"
     return Line("ended", text)

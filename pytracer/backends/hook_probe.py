@@ -33,7 +33,7 @@ def probe_autograd(path: str) -> None:
     wanted = list(zip(names, numbers, strict=True))
     read = [(None, None) if node is None else (node[0], node[2]) for node in seen]  # type: ignore[index]
     if read != wanted:
-        raise SystemExit(f"the library {path} expects {wanted} in autograd's nodes, not {read}")
+        raise SystemExit(f"the library {path} reads {read} in autograd's nodes, not {wanted}")
     print(PASSED)
 
 

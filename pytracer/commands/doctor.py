@@ -160,7 +160,7 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
         )
     Console().print(table)
     if not any(examination.ready_hooks.values()):
-        click.echo("no prebuilt hooks here: they need a C++ compiler once per version of torch")
+        click.echo("no prebuilt hooks here: each version of torch needs a C++ compiler once")
         return
     table = Table("backend", "package", "prebuilt hooks, which need no compiler")
     for library, versions in examination.ready_hooks.items():

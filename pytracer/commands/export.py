@@ -42,7 +42,7 @@ from pytracer.text import file_name, printable
 @click.option(
     "--at",
     type=click.Choice(["peak", "end", "oom"]),
-    help="The moment of collapsed stacks: peak, end, or when memory ran out.  [default: peak]",
+    help="Collapsed stacks at the peak, the end, or the last out-of-memory.  [default: peak]",
 )
 @click.option("--by-category", is_flag=True, help="Collapsed stacks begin with the category.")
 def command(

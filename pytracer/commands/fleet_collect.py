@@ -36,7 +36,7 @@ _SHOWN = 5  # how many unreadable files are named
     help="Where to read the files: in processes on this machine, or in tasks on a Ray cluster.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes to use.  [default: one per core]"
+    "--workers", type=click.IntRange(min=1), help="Processes at most.  [default: one per core]"
 )
 @json_option
 @click.pass_context
@@ -49,7 +49,7 @@ def command(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """How do I make one dataset of many recordings?
+    """How do I combine many recordings into one dataset?
 
     \b
     pytracer fleet collect outputs/profile --output fleet

@@ -27,7 +27,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "--sql",
     "as_sql",
     is_flag=True,
-    help="Print the SQL of the report, for DuckDB, instead of the report.",
+    help="Print the DuckDB SQL of a TABLE's report, instead of the report.",
 )
 @json_option
 def command(table: str, run: str | None, top: int, as_sql: bool, as_json: bool) -> None:

@@ -46,7 +46,7 @@ from pytracer.text import number, printable, size
     type=click.IntRange(min=1),
     default=MOST_EVENTS,
     show_default=True,
-    help="Show up to COUNT events: the newest of the first file, and files that fit entirely.",
+    help="Show at most COUNT events: if need be, only the newest ones, and fewer files.",
 )
 @click.pass_context
 def command(

@@ -60,5 +60,5 @@ def check_stack_texts(snapshot: Snapshot) -> None:
         if total > _SPARE_TEXT + _MOST_TEXT_EACH * len(lengths):
             raise PytracerError(
                 f"{snapshot.path} is refused: written as text, its {kind} would take "
-                f"{size(total)}, over {_MOST_TEXT_EACH} characters each, which no program's do"
+                f"{size(total)}, on average over {_MOST_TEXT_EACH} characters, as no program's do"
             )

@@ -137,7 +137,7 @@ def _bounded(part: Part, most_blocks: int) -> Part:
         smallest = older[np.argsort(size_bytes[older], kind="stable")[:too_many]]
         age = " that are older than the events" if part.events else f" of {len(older):,}"
         part.left_out.append(
-            f"{part.name}: the {len(smallest):,} smallest blocks{age} are left out, "
+            f"{part.name} lacks the smallest blocks{age}: {len(smallest):,}, with "
             f"{size(blocks.bytes_where(smallest))} in all."
         )
         part = replace(part, blocks=blocks.where(np.setdiff1d(np.arange(len(blocks)), smallest)))

@@ -103,7 +103,7 @@ def recommend(
         raise ConfigError(f"settings={settings!r}: give a list of the settings to compare")
     if not all(change.strip() for change in settings):
         raise ConfigError(
-            "settings are empty: give NAME:VALUE; the recording's own settings are simulated anyway"
+            "a setting is empty: give NAME:VALUE; the recording's own settings are simulated anyway"
         )
     given = list(dict.fromkeys(settings))
 

@@ -208,8 +208,8 @@ def check_steps(steps: object) -> Sequence[int] | None:
         with contextlib.suppress(WrongValueError):
             return tuple(map(check_int(1, MAX_STEP), given))
     raise WrongValueError(
-        f"is not a list of steps: give a list of integers from 1 to {MAX_STEP}, a text such as "
-        f'"3,10-12" (any single range, or at most {MAX_LISTED_STEPS:,} steps), [] or None'
+        f'is not a list of steps: give integers from 1 to {MAX_STEP}, one range such as "3-500", '
+        f'up to {MAX_LISTED_STEPS:,} steps such as "3,10-12", [] or None'
     )
 
 
@@ -249,8 +249,8 @@ def check_schedule(schedule: object) -> Schedule | None:
     if schedule is None or isinstance(schedule, CyclicSchedule):
         return schedule
     wanted = (
-        "give what torch.profiler.schedule() returns, or None (in the environment: its "
-        'arguments, as "wait=1,warmup=1,active=3,repeat=2,skip_first=10"; active at least 1)'
+        "give what torch.profiler.schedule() returns, or None (in the environment: its integers, "
+        'as "wait=1,warmup=1,active=3,repeat=2,skip_first=10"; active at least 1)'
     )
     if not callable(schedule):
         raise WrongValueError(f"is not a schedule: {wanted}")

@@ -172,8 +172,8 @@ class TracerOptions:
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),
-        "Whether to store the source lines that the stack frames point to, up to 2,000 lines or "
-        "65,536 characters.",
+        "Whether to store the program's source lines that stack frames point to, up to 2,000 lines "
+        "or 65,536 characters.",
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
         *(None, "JSON|NAME=VALUE,...", form.parse_metadata, form.check_metadata),
@@ -202,10 +202,10 @@ class TracerOptions:
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
         'Who ends a step, besides the program with `step()`. `"optimizer"`: the torch optimizer '
         'that steps first; `"optimizer:AdamW"`: the first one of this class. `"framework"`: verl, '
-        "for the steps that it profiles; without verl, the first optimizer, or one that steps "
-        "twice while the first does not. If no steps are selected and the program calls `step()`, "
-        'only that counts. `"none"`: only `step()`. `None`: `"framework"`, or `"none"` if steps '
-        "are selected.",
+        "for the steps that it profiles. Without verl: the first optimizer, or one that steps "
+        "twice while the first does not, or only `step()` if it is called and no steps are "
+        'selected. `"none"`: only `step()`. `None`: `"framework"`, or `"none"` if steps are '
+        "selected.",
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),

@@ -241,7 +241,7 @@ class Tracer:
             view = self._recording.view()
         except Exception as failure:
             self._writer.fail(
-                f"memory ran out listing the final blocks: {failure}", "no memory at the end"
+                f"cannot list the blocks alive at the end: {failure}", "no memory at the end"
             )
         self._writer.report_ooms()
         files = self._writer.files

@@ -311,7 +311,7 @@ class annotate_modules:  # noqa: N801
         if not callable(getattr(model, "named_modules", None)):
             raise ConfigError(f"{model!r:.80} is not a torch.nn.Module: give the model itself")
         if depth is not None and (type(depth) is not int or depth < 0):
-            raise ConfigError(f"depth={depth!r}: give 0 or more levels, or None for all")
+            raise ConfigError(f"depth={depth!r}: give an integer from 0, or None for all levels")
         self._handles = [
             model.register_forward_pre_hook(_Hook(_note_arguments), prepend=True, with_kwargs=True),
             model.register_forward_hook(_Hook(_note_results)),

@@ -155,7 +155,7 @@ REMEDIES = {
     ),
     "concatenated": (
         REPLACED,
-        "with larger ones since the recording began, growing from 40 MiB to",
+        "with larger ones since the recording began, from 40 MiB to",
         "If `torch.cat` extends one tensor in a loop, allocate its final size once",
     ),
     "freed_too_late": (
@@ -277,7 +277,7 @@ def test_streams_that_are_not_used_any_more(backend: str, tmp_path: Path, has_re
     assert answer.verdict == "CACHED ON 6 IDLE STREAMS"
     assert "reserved 2.344 GiB in step 8, of which" in answer.texts("peak")[1]
     assert answer.texts("why")[0].startswith(
-        "1.758 GiB are cached on 6 streams that the program does not use any more, most of it for "
+        "1.758 GiB are cached on 6 streams that the program no longer uses, most of it for "
         "accelerator/oom_programs.py:"
     )
     assert "Make streams once, and use the same ones in each step." in answer.texts("do")

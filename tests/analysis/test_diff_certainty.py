@@ -128,7 +128,7 @@ def test_blocks_in_the_files_of_several_phases_are_counted_once() -> None:
         (c.before_bytes, c.after_bytes) for c in (*device.changes["line"], *device.changes["phase"])
     ] == [(512, 1024), (512, 1024)]
     assert device.amounts["allocated_bytes"].after == 1024
-    assert device.notes[-1].startswith("Files of phases are not compared: ")
+    assert device.notes[-1].startswith("Files of phases do not count here: ")
     # AND each file has its row
     assert [file.delta_bytes for file in found.files] == [1536, 1536, 512]
     # AND without a file of the complete step, the files of phases are used

@@ -309,7 +309,7 @@ def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) 
 
 SCORES = 600 * KIB  # so that the blocks of a test fill a segment
 CROSS_ENTROPY = ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "cross_entropy", 1)
-LOSS_IN_PARTS = "Compute the loss in chunks: blocks of the logits' size take "
+LOSS_IN_PARTS = "Compute the loss in chunks: with this request, blocks of the logits' size take "
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_a_snapshot_names_the_phases_that_are_modules(monkeypatch: pytest.Monkey
 def test_a_wrong_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"3 is not a torch\.nn\.Module"):
         annotate_modules(3)
-    with pytest.raises(ConfigError, match="depth=-1: give 0 or more levels"):
+    with pytest.raises(ConfigError, match="depth=-1: give an integer"):
         annotate_modules(nn.Linear(1, 1), -1)
 
 

@@ -81,7 +81,7 @@ def compare(
                 by_kind[tuple(map(kind_of, compared)) if place else compared].append(each)
     differences = [device_difference(group) for group in by_kind.values()]
     if has_complete and any(are_of_phases):
-        note = "Files of phases are not compared: files of steps hold the same blocks"
+        note = "Files of phases do not count here: files of steps hold the same blocks"
         for difference in differences:
             difference.notes.append(note)
     return Difference(
@@ -100,7 +100,7 @@ def compare(
 _FALSIFIES = {
     "forward_stacks": "call sites are compared without the stacks of forward calls, because only "
     "one side has them. This alone can change the categories and modules of backward allocations",
-    "stack_depth": "stacks are cut at the smaller stack_depth, so call sites may differ",
+    "stack_depth": "a smaller stack_depth cuts stacks, so their call sites may differ",
     "context": "with a lower `context`, blocks or events have no stack",
     "stand_in.stacks": "blocks whose stacks differ between the files may get another call site",
     "stand_in.skip_actions": "the counts of the skipped events differ",

@@ -1,6 +1,6 @@
 """The statistics that tell a leak from memory that is released later, or that stops growing.
 
-A group of blocks is observed over consecutive slots: the complete steps of a file, time slices, or
+A group of blocks is observed over consecutive slots: the complete steps of a file, slices of it, or
 several files. A block that is alive at the end of the last slot is accused only if it has outlived
 what its group's own released blocks lived, and if such blocks were born steadily over the slots.
 

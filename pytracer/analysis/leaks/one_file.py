@@ -89,11 +89,12 @@ def _slices(trace: Trace, has_times: bool) -> Timeline:
     events = int(allocs[-1]) + 1 if len(allocs) else len(trace)
     # Slices of equal time would depend on the speed of the machine.
     edges = np.linspace(0, events, min(SLICES, max(events, 1)) + 1).astype(np.int64)
+    position = np.arange(1.0, len(edges))  # distinct, also where many events have one time
     if has_times:
         time_s = (np.maximum.accumulate(trace.time_us[:events]) - trace.time_us[0]) / 1e6
         if time_s[-1] > 0:
-            return Timeline("second", edges, time_s[edges[1:] - 1], begins_late=True)
-    return Timeline("slice", edges, np.arange(1.0, len(edges)), begins_late=True)
+            return Timeline("second", edges, position * (time_s[-1] / len(position)), True)
+    return Timeline("slice", edges, position, begins_late=True)
 
 
 def _last_step_is_complete(snapshot: Snapshot, last: int) -> bool:
@@ -179,11 +180,10 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
         is_busy = len(np.unique(np.searchsorted(timeline(data).edges, passes))) >= least
         # Without modules there is no pass: what has kept more since the beginning is to be named.
         is_whole = int(data.history.usage.allocated_bytes[0]) == 0 and tells_where(growth.kept_by)
-        # What only loads a model does little else, and another line fails.
-        frames = stack_frames(data.snapshot, data.chains.sites)
-        stacks = trace.stack[trace.action == OOM].tolist()
-        failed = {frame for stack in stacks for frame in frames(stack)}
-        is_whole &= len(places) >= _LEAST_CHURN * growth.blocks or failed.issuperset(growth.frames)
+        frames, last = stack_frames(data.snapshot, data.chains.sites), trace.action == OOM
+        failed = {frame for stack in trace.stack[last][-1:] for frame in frames(int(stack))}
+        is_whole &= growth.growths >= found.observed - 1  # and what grows is what fails
+        is_whole &= any(failed.issuperset(each.frames) for each in steady)
         is_busy |= is_whole and not (places == MODULE).any()
         is_busy &= growth.kind == "kept"
     else:

@@ -124,7 +124,7 @@ class DeviceLeaks:
         unit: What the growth was observed over: "step"; "second" or "slice" (a 24th of the events)
             in files without steps; "file" if only the ends of files without steps were compared.
         first, last: The first and the last observed step; None without steps.
-        observed: The number of observed complete steps, time slices or files.
+        observed: The number of observed complete steps, slices or files.
         begin_bytes, end_bytes: The allocated bytes at the end of the first and of the last
             observed step.
         growths: The growths, leaks first, the largest first.

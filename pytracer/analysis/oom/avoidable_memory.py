@@ -64,7 +64,7 @@ def avoidable(held: Blocks) -> list[str]:
     found = [
         (
             scores,
-            "Compute the loss in chunks: blocks of the logits' size take {}.",
+            "Compute the loss in chunks: with this request, blocks of the logits' size take {}.",
         ),
         (
             loaded,

@@ -313,8 +313,8 @@ def _leak(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(
             KEPT_GROWING,
             f"{size(growth.held_bytes)} of the available {size(facts.total_bytes)} are in "
-            f"{number(growth.blocks, 'block')} that the program never freed. They were allocated "
-            f"at {source_text([growth])}.",
+            f"{number(growth.blocks, 'block')} that the program never freed. They come "
+            f"from {source_text([growth])}.",
         )
     leaks = [] if facts.leaks is None else leaks_of(facts.leaks)
     if facts.leaks is None or not leaks:
@@ -503,16 +503,15 @@ def _with_growth(verdict: Verdict, facts: Facts) -> Verdict:
         span = "in this step" if earlier.has_steps else "since the recording began"
         return Verdict(
             REPLACED,
-            f"This line replaced {number(earlier.replaced, 'block')} with larger ones {span}, "
-            f"growing from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop "
-            f"does. {text}",
+            f"This line replaced {number(earlier.replaced, 'block')} with larger ones {span}, from "
+            f"{size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop does. {text}",
         )
     return verdict
 
 
 def _growing_text(facts: Facts, earlier: EarlierRequests) -> str:
     return (
-        f"This line requested more with each step: from {size(earlier.least_bytes)} to "
+        f"This line requested more in nearly every step: from {size(earlier.least_bytes)} to "
         f"{size(facts.oom.requested_bytes)} in {number(earlier.growing, 'step')}."
     )
 

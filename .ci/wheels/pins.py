@@ -1,4 +1,4 @@
-"""The releases of torch and torch_npu that get prebuilt hooks, with the hashes of what is fetched."""
+"""The releases of torch and torch_npu with prebuilt hooks, and the hashes of what is fetched."""
 
 import json
 import platform

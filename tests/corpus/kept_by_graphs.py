@@ -222,7 +222,7 @@ def errors_in_their_own_frames() -> None:
     for _ in requests(120):
         retry(data(256, 512))
         if FIXED:
-            gc.collect()
+            gc.collect(0)
 
 
 class State:
@@ -248,7 +248,7 @@ def linked_trajectories() -> None:
             state = state.previous
         update(optimizer, sum(losses))
         if FIXED:
-            gc.collect()
+            gc.collect(0)
 
 
 class Request:
@@ -273,7 +273,7 @@ def requests_that_know_themselves() -> None:
         for _ in requests(200):
             Request(data(256, 1024)).run(model)
             if FIXED:
-                gc.collect()
+                gc.collect(0)
 
 
 @grows((32 + 8 + 2 + 0.5) * KIB, "a reference cycle of ", do="gc.collect()")
@@ -297,7 +297,7 @@ def recursive_functions() -> None:
     for _ in steps(70):
         update(optimizer, loss_of(model(data(1, 3, 32, 32))))  # LEAK
         if FIXED:
-            gc.collect()
+            gc.collect(0)
 
 
 @runs_out("leak", kept="hook", do="hook", mib=200)

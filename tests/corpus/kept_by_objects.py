@@ -376,7 +376,7 @@ def cameras_that_are_gone() -> None:
             cameras.append(queue.Queue())
             threading.Thread(target=watch, args=(cameras[-1], outbox), daemon=True).start()
             cameras[-1].put(torch.zeros(2, 1024, 1024, dtype=torch.uint8))
-            outbox.get(timeout=20)
+            outbox.get(timeout=8)
             if FIXED:
                 cameras.pop().put(None)
     finally:
@@ -408,7 +408,7 @@ def replicas_of_threads() -> None:
         for inbox in inboxes:
             inbox.put((version, model))
         for _ in inboxes:
-            outbox.get(timeout=20)
+            outbox.get(timeout=8)
 
 
 class Saver:

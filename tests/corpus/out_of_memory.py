@@ -478,7 +478,7 @@ def two_trainings_in_threads() -> None:
             update(optimizer, loss)
 
     count = 1 if FIXED else 2
-    barrier = threading.Barrier(count, timeout=20)
+    barrier = threading.Barrier(count, timeout=8)
     with ThreadPoolExecutor(count) as pool:
         for trained in [pool.submit(work) for _ in range(count)]:
             trained.result()
@@ -595,7 +595,7 @@ def old_folds_are_garbage() -> None:
     for _ in range(20):
         Fold().fit()
         if FIXED:
-            gc.collect()
+            gc.collect(0)
 
 
 class Server:

@@ -1,9 +1,10 @@
 """Test the explanation of a file: what happened, who holds memory and for how long, what to try."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from synthetic_snapshots import Program, file_metadata
+from synthetic_snapshots import SEGMENT, Program, file_metadata
 
 from pytracer.analysis import explain
 from pytracer.analysis.answer import Answer, Line, log_lines, text_lines
@@ -490,3 +491,16 @@ def test_whether_the_program_went_on(later: str, is_known: bool) -> None:
     assert found.oom is not None
     assert found.oom.has_allocated_since == is_known
     assert ("the program continued afterwards" in answer_of(found).texts("why")) == is_known
+
+
+@pytest.mark.parametrize("pauses", [(), (10, 11, 12), range(200, 300)])
+def test_growth_without_steps_is_not_that_of_the_clock(pauses: Sequence[int]) -> None:
+    # GIVEN a program without steps that keeps a block of each request, some of which take long
+    program = Program()
+    for request in range(300):
+        program.advance(1_000_000 if request in pauses else 10)
+        program.free(program.alloc(1024 * KIB, ("serve.py", "score", 3)))
+        program.hold(program.alloc(1024 * KIB, ("serve.py", "answer", 9)), "kept[…] of main()")
+    program.out_of_memory(SEGMENT, 0, ("serve.py", "answer", 9))
+    # WHEN it is explained THEN the answer is the same
+    assert [verdict.kind for verdict in explain(program.snapshot())[0].verdicts] == ["kept growing"]

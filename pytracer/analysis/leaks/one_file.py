@@ -182,8 +182,10 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
         is_whole = int(data.history.usage.allocated_bytes[0]) == 0 and tells_where(growth.kept_by)
         frames, last = stack_frames(data.snapshot, data.chains.sites), trace.action == OOM
         failed = {frame for stack in trace.stack[last][-1:] for frame in frames(int(stack))}
-        is_whole &= growth.growths >= found.observed - 1  # and what grows is what fails
-        is_whole &= any(failed.issuperset(each.frames) for each in steady)
+        is_whole &= growth.growths >= found.observed - 1
+        # What only loads a model does nothing else, and another line fails.
+        is_served = len(places) >= _LEAST_CHURN * growth.blocks
+        is_whole &= is_served or any(failed.issuperset(each.frames) for each in steady)
         is_busy |= is_whole and not (places == MODULE).any()
         is_busy &= growth.kind == "kept"
     else:

@@ -21,10 +21,10 @@ CHAINS = (
     " tracing boxes simulator owners settings backends",
     "commands fitting rehearsal recommendation experiments fleet export page simulator analysis"
     " reading",
+    # A tracer explains its snapshots, an integration reads them, a box has the metadata of one.
     "integrations tracing boxes page simulator analysis reading",
 )
 RECORDING, READING, LIVE = map(str.split, CHAINS)
-# A tracer explains its own snapshots, an integration reads them, and a box has the metadata of one.
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
 # without the compiled core, may import only the second group.

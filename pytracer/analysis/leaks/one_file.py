@@ -162,7 +162,9 @@ def steady_growth(data: DeviceData, *, is_short: bool) -> Growth | None:
     or no history, or the program did nothing else meanwhile.
 
     Args:
-        is_short: Whether memory ran out. Then half of the parts are enough, but not of one pass.
+        is_short: Whether memory ran out. Then half of the parts are enough for a program that calls
+            a model in them. One that calls none grows in all but one, and serves requests meanwhile
+            or fails at a line that grew.
     """
     if data.has_marked_steps or not data.history.is_known:
         return None

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.block_categories import OF_NO_MODEL, rows_at_end, values_of
+from pytracer.analysis.block_categories import OF_NO_MODEL, values_of
 from pytracer.analysis.call_sites import texts_matching
-from pytracer.analysis.history import History
 from pytracer.analysis.stack_places import stack_places
 from pytracer.reading.snapshot import Column, Snapshot
 
@@ -38,13 +37,6 @@ class BlockModules:
     role: Column  # uint8: `FORWARD`, `BACKWARD` or `NEAR`
 
 
-def block_modules(snapshot: Snapshot, device: int, history: History) -> BlockModules:
-    """Return the modules of the blocks of a device's history."""
-    lives = history.blocks
-    phase = np.where(lives.alloc_event >= 0, lives.user_metadata, 0).astype(np.int64)
-    return modules_of(snapshot, lives.stack, phase, rows_at_end(snapshot, device, lives))
-
-
 def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> BlockModules:
     """Return the modules of blocks.
 
@@ -58,13 +50,10 @@ def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) ->
     paths, owners, marked = module_phases.paths, module_phases.owners, module_phases.names
     numbers: dict[str, int] = {"": 0}
 
-    def number_of(path: str) -> int:
-        return numbers.setdefault(path, len(numbers))
-
     def numbered(texts: Column, path_of: "dict[int, str]") -> Column:
         keys, which = np.unique(texts, return_inverse=True)
-        found = np.array([number_of(path_of.get(key, "")) for key in keys.tolist()], np.int64)
-        return found[which]
+        found = (path_of.get(key, "") for key in keys.tolist())
+        return np.array([numbers.setdefault(path, len(numbers)) for path in found], np.int64)[which]
 
     def phases(texts: Column) -> Column:
         keys = np.unique(texts).tolist()

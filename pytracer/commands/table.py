@@ -133,11 +133,8 @@ def _shown(cell: "Cell") -> "Text | Fitted":
         return cell
     if _RANGE.fullmatch(cell) is None:
         return Text(_printable(cell), overflow="fold")
-
-    def range_text(width: int | None) -> str:
-        return cell if width is None or len(cell) <= width else cell.replace("-", "-\n")
-
-    return Fitted(range_text)
+    broken = cell.replace("-", "-\n")
+    return Fitted(lambda width: cell if width is None or len(cell) <= width else broken)
 
 
 def _cell(column: "Column", row: Any) -> "Cell":

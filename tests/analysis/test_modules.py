@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer.analysis import stats, who_holds
-from pytracer.analysis.history import replay
-from pytracer.analysis.modules import BACKWARD, FORWARD, NEAR, block_modules
+from pytracer.analysis.blocks import blocks_of
+from pytracer.analysis.device_data import device_data
+from pytracer.analysis.modules import BACKWARD, FORWARD, NEAR
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
@@ -75,11 +76,10 @@ def _load(content: dict[str, Any]) -> Snapshot:
 
 def _modules(snapshot: Snapshot) -> dict[int, set[tuple[str, int]]]:
     """Return the paths and roles of the blocks of each requested size."""
-    history = replay(snapshot, 0)
-    found = block_modules(snapshot, 0, history)
+    found = (blocks := blocks_of(device_data(snapshot, 0))).modules
     by_size: dict[int, set[tuple[str, int]]] = {}
     for size, path, role in zip(
-        history.blocks.requested_bytes.tolist(),
+        blocks["requested_bytes"].tolist(),
         found.path.tolist(),
         found.role.tolist(),
         strict=True,
@@ -128,8 +128,8 @@ def test_what_a_checkpoint_recomputes_has_its_own_module() -> None:
 
     content = _record(lambda: nn.Sequential(Checkpointed()), torch.ones(53, 31))
     # THEN the output of the first module is that module's, both times
-    found = block_modules(snapshot := _load(content), 0, history := replay(snapshot, 0))
-    is_output = history.blocks.requested_bytes == 53 * 37 * 4
+    found = (blocks := blocks_of(device_data(_load(content), 0))).modules
+    is_output = blocks["requested_bytes"] == 53 * 37 * 4
     assert {found.paths[path] for path in found.path[is_output & (found.role == FORWARD)]} == {
         "0.inner.0"
     }

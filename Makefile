@@ -10,8 +10,8 @@ ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 torch-npu==2.13.0 torch-npu==2.14.0
 # All accelerators but the first run only where what they depend on has changed since they passed, and in
-# `make test-long`; so do some slow tests (tests/helpers/passed.py). `make passed`, after a complete `make test`, notes
-# what all have passed with. The CPU's tests need the second hook.
+# `make test-long`; so do most slow tests (tests/tiers.ini). `make passed`, after a complete `make test`, notes what all
+# have passed with. The CPU's tests need the second hook.
 ALWAYS := cuda-2.12.1
 ALWAYS_HOOKS := torch==2.12.1 torch==2.13.0
 HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(patsubst %,test-%,$(filter-out $(ALWAYS),$(ACCELERATORS))),$(MAKECMDGOALS)),,$(shell \
@@ -20,8 +20,10 @@ HAVE_PASSED = $(if $(LONG_TESTS)$(filter compare-simulator $(patsubst %,test-%,$
 PIP_FLAGS := --disable-pip-version-check --quiet
 # Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch. Images
 # of containers often tell it not to keep that: then each import of torch takes 5 seconds in place of 2.
-INSTALL := install $(PIP_FLAGS) --no-compile
 unexport PYTHONDONTWRITEBYTECODE
+INSTALL := install $(PIP_FLAGS) --no-compile
+# The pip that Python comes with may be years old: it takes twice as long as the newest to install what tests need.
+VENV := PIP_QUIET=1 $(PYTHON) -m venv --upgrade-deps
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
 .PHONY: demo test environments passed test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel core ready-hooks dev lint docs shots screens bench clean
@@ -32,7 +34,7 @@ demo: .venv/build-tools
 	.venv/bin/pip $(INSTALL) --no-build-isolation .
 	.venv/bin/pytracer demo
 
-# Every test, against the package as users install it: on accelerators with the wheel's prebuilt hooks alone.
+# The tests, against the package as users install it: on accelerators with the wheel's prebuilt hooks alone.
 # tests/helpers/devices_of_tests.py has the tests of each accelerator. Three suites run at a time, the
 # longest first, because tests also wait; the output of a suite appears when it ends. At the end comes a line for each
 # suite that ended, with the reasons of its skipped tests (tests/helpers/suite_summary.py).
@@ -46,8 +48,7 @@ TESTED = $(if $(HAVE_PASSED),$(ALWAYS),$(ACCELERATORS))
 # All that `make test` installs and compiles, which make does at the same time: downloads wait, and the compiler works.
 environments: core .venv/tools ready-hooks $(TESTED:%=.venv-%/torch)
 
-passed:
-	$(PYTHON) tests/helpers/passed.py
+passed: ; $(PYTHON) tests/helpers/passed.py
 
 # The tests, with the long forms of those that are statistical: many more cases, files and runs.
 test-long: export LONG_TESTS = 1
@@ -138,7 +139,7 @@ same-wheel:
 	diff -r build/same-wheel/first/dist build/same-wheel/the/second/dist
 
 .venv-wheels/tools: .ci/wheels/requirements.txt
-	$(PYTHON) -m venv $(@D)
+	$(VENV) $(@D)
 	$(@D)/bin/pip $(INSTALL) -r .ci/wheels/requirements.txt
 	touch $@
 
@@ -202,7 +203,7 @@ HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3,
 # torch comes first, of one version: pytracer does not depend on it, so that pip never looks for another.
 .venv/torch .venv-dev/torch: %/torch:
 	@echo 'Installing $(TORCH) into $*: some 200 MB.'
-	$(PYTHON) -m venv $*
+	$(VENV) $*
 	$*/bin/pip $(INSTALL) '$(TORCH)' numpy
 	touch $@
 
@@ -223,7 +224,7 @@ BESIDE_TORCH := filelock typing_extensions sympy networkx jinja2 fsspec numpy py
 BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout
 
 $(ACCELERATORS:%=.venv-%/torch): .venv-%/torch:
-	$(PYTHON) -m venv $(@D)
+	$(VENV) $(@D)
 	$(@D)/bin/pip $(INSTALL) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
 	# torch_npu is compiled: Python warns when it does that, and in tests warnings are errors.
 	$(@D)/bin/pip $(if $(filter npu-%,$*),$(filter-out --no-compile,$(INSTALL)),$(INSTALL)) --no-deps \

@@ -50,25 +50,25 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the long tests, those that have passed, and those that other devices run."""
     backend = config.getoption("--device")
-    left_out = [item for item in items if not LONG and _is_left_out(item)]
+    left_out = {item for item in items if not LONG and _is_left_out(item)}
     if backend != "cpu" and simulated.active():
         torch = importlib.import_module("torch")
         version = str(torch.__version__).split("+")[0]
-        left_out += [
+        left_out |= {
             item
             for item in items
             if item.path.parent.name in ("accelerator", "corpus", "devices")
             and not runs_here(item.path.stem, item.name.split("[")[0], backend, version)
-        ]
-    config.hook.pytest_deselected(items=left_out)
+        }
+    config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    tier = item.get_closest_marker("tier")
-    has_passed = tier and "SUITES" in os.environ and passed.has_passed(*tier.args)
-    return bool(has_passed or item.get_closest_marker("long"))
+    if item.get_closest_marker("long"):
+        return True
+    return "SUITES" in os.environ and passed.is_left_out(item.path, item.nodeid)  # in `make test`
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -16,8 +16,6 @@ import pytest
 from commands import cells
 from processes import HANG_S, Done
 
-pytestmark = pytest.mark.tier("jobs")
-
 MIB = 1 << 20
 OFF, ON = "expandable_segments:False", "expandable_segments:True"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.tier("jobs")
-
 SCRIPT = Path(__file__).parents[1] / "hardware.py"
 
 

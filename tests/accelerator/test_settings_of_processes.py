@@ -9,8 +9,6 @@ from settings_state import PROGRAM, VARIABLES, without_settings
 
 from pytracer.settings import change
 
-pytestmark = pytest.mark.tier("jobs")
-
 
 @pytest.mark.parametrize(
     ("on", "restored"),

@@ -7,8 +7,6 @@ from unmodified_programs import ALONE, Env, python, snapshots
 
 from pytracer.activation import import_hook
 
-pytestmark = pytest.mark.tier("jobs")
-
 FINDER = """
 class Finder:
     def find_spec(self, name, path=None, target=None):

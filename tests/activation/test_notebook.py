@@ -13,7 +13,7 @@ import tools
 from page_decoder import page_file, page_json
 from processes import installed, run_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("jobs")]
+pytestmark = pytest.mark.slow
 
 RUN = """
 import json, sys

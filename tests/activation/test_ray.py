@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import installed, run, run_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("jobs")]
+pytestmark = pytest.mark.slow
 
 SIZE = 1_234_567  # the size of each actor's allocation
 RANKS = {"left": "rank0", "terminated": "rank1"}

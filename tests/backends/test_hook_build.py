@@ -17,8 +17,6 @@ from pytracer.backends.hook_compile import STANDARDS, HookCompiler
 from pytracer.backends.hook_folders import HookFolders
 from pytracer.errors import HookError
 
-pytestmark = pytest.mark.tier("core")
-
 ATTACH = (
     "from pytracer.backends.hook_attach import HOOKS; HOOKS.attach('cpu');"
     "import torch; torch.ones(10).sum()"

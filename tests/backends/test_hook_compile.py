@@ -10,8 +10,6 @@ from pytracer.backends import hook_compile
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.errors import HookError
 
-pytestmark = pytest.mark.tier("core")
-
 
 def test_cxx_that_cannot_be_run(world: World) -> None:
     # GIVEN

@@ -11,8 +11,6 @@ import processes
 import pytest
 import tools
 
-pytestmark = pytest.mark.tier("core")
-
 PROGRAM = Path(processes.__file__).with_name("instructions.py")
 
 # The counted instructions of a pair (with g++ 12), and the number of frames of each recorded stack.

@@ -23,9 +23,8 @@ def is_due(number: int, program: Program, device: str) -> bool:
     """
     if device not in program.devices or not (device == "cpu" or simulated.active()):
         return False
-    if device == "npu":
-        return is_turn(number, 4)
-    return is_turn(number, 4) and (LONG or device == ("cpu" if program.mib is None else "cuda"))
+    own = "cpu" if program.mib is None else "cuda"
+    return is_turn(number, 4) and (LONG or device in (own, "npu"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,8 +14,6 @@ from amount import amount
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.names import AUTOGRAD, HOST
 
-pytestmark = pytest.mark.tier("core")
-
 ROOT = Path(__file__).parents[2]
 # The first two sanitizers can be in one program; the thread sanitizer cannot be with others.
 # Without a sanitizer, the code is optimised as in the package.

@@ -28,7 +28,7 @@ from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
 from pytracer.reading.reader import load
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("page")]
+pytestmark = pytest.mark.slow
 
 
 # Safety

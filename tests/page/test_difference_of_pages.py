@@ -15,8 +15,6 @@ from pytracer.page.open_file import OpenFile, open_file
 from pytracer.reading.reader import load
 from pytracer.text import size
 
-pytestmark = pytest.mark.tier("page")
-
 STEPS = 20
 
 

@@ -24,7 +24,7 @@ from shown_pages import (
 from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("page")]
+pytestmark = pytest.mark.slow
 
 BROWSERS = ("chromium", "firefox")
 WINDOWS = ((1280, 720), (1920, 1080), (2560, 1440))

@@ -14,7 +14,7 @@ from pytracer.page.page import page_of
 from pytracer.reading.reader import load
 from pytracer.text import size
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("page")]
+pytestmark = pytest.mark.slow
 
 TEXTS_OF_MAP = """() => [...window.texts].filter(([canvas]) => canvas.closest("#map"))
     .flatMap(([, texts]) => texts.map(({text}) => text))"""

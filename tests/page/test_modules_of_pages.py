@@ -10,8 +10,6 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
 
-pytestmark = pytest.mark.tier("page")
-
 LAYERS = 12
 TIMES, DASH = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 WEIGHTS = 300 * 400  # of a layer: values of 4 bytes

@@ -15,7 +15,7 @@ from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
 from pytracer.text import size as size_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("page")]
+pytestmark = pytest.mark.slow
 
 
 def columns(tab: Tab, panel: str) -> list[str]:

@@ -10,7 +10,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("page")]
+pytestmark = pytest.mark.slow
 
 
 def waiting() -> Program:

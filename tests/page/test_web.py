@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.tier("page")]
+pytestmark = pytest.mark.slow
 
 TEMPLATE = Path(__file__).parents[2] / "pytracer" / "page" / "template.html"
 

@@ -1,7 +1,4 @@
-"""Run attacks with a small budget; check that results/README.md agrees with the JSON files.
-
-`make test` runs half of them, which the commit chooses, and `make test-long` all.
-"""
+"""Run attacks with a small budget; check that results/README.md agrees with the JSON files."""
 
 import importlib
 import json
@@ -12,7 +9,6 @@ from typing import Any
 
 import pytest
 import simulated
-from amount import is_turn
 from processes import run_python
 
 HERE = Path(__file__).parent
@@ -32,7 +28,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             runs: Any = importlib.import_module("runs")
             devices = DEVICES[metafunc.config.getoption("--device")]
             names = [name for name in runs.names() if runs.facts(name).device in devices]
-            names = [name for number, name in enumerate(names) if is_turn(number, 2)]
         metafunc.parametrize("attack", names)
 
 

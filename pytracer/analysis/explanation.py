@@ -23,9 +23,8 @@ from pytracer.analysis.holders import (
     releases_of,
 )
 from pytracer.analysis.host_growth import HostGrowth, PinnedMemory, host_growth, pinned_memory
-from pytracer.analysis.leaks.one_file import leaks_on_device
+from pytracer.analysis.leaks.one_file import leaks_on_device, steady_growth
 from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, Growth, answer, is_named
-from pytracer.analysis.leaks.without_steps import steady_growth
 from pytracer.analysis.oom.avoidable_memory import avoidable
 from pytracer.analysis.oom.earlier_requests import earlier_requests
 from pytracer.analysis.oom.reasons import LEAK, Facts, Verdict, proofs_of, verdicts
